@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pydantic import BaseModel, ConfigDict
 from rich.console import Console
+
+from shared.strict_model import StrictModel
 
 Row = dict[str, Any]
 Claims = dict[str, float]
@@ -17,10 +18,8 @@ Measurement = tuple[list[Row], Claims]
 notes = Console(stderr=True, highlight=False)  # progress messages
 
 
-class Result(BaseModel):
+class Result(StrictModel):
     """The measurements of one run of a benchmark. Documents quote the claims by name (see bench.figures)."""
-
-    model_config = ConfigDict(extra="forbid")
 
     machine: dict[str, Any]
     commit: str

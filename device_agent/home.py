@@ -41,6 +41,7 @@ from device_agent.errors import AlreadyRunning, NotEnrolled, NotRunning
 from shared.errors import BadRequest, MobizoError
 from shared.job import Progress, RoundRef
 from shared.signing import key_id, new_private_key, parse_public, private_bytes
+from shared.strict_model import StrictModel
 
 if TYPE_CHECKING:
     from device_agent.training.run_directory import RunDirectory
@@ -49,10 +50,8 @@ HOME_VARIABLE = "MOBIZO_AGENT_HOME"
 PAUSED = "paused by the user; continue with `mobizo-agent resume`"
 
 
-class DeviceConfig(BaseModel):
+class DeviceConfig(StrictModel):
     """Data that this device received when it enrolled."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     server: str = Field(description="base URL")
     name: str

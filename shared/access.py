@@ -6,9 +6,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.job import NAME
+from shared.strict_model import StrictModel
 
 MAX_DAYS = 3650  # longest lifetime of a token that expires
 DEFAULT_TENANT = "default"  # tenant of the server's operator; it always exists
@@ -63,11 +64,7 @@ def default_scopes(role: Role, tenant: str) -> frozenset[Scope]:
     return _SCOPES_BY_ROLE[role] if tenant == DEFAULT_TENANT else _SCOPES_BY_ROLE[role] - SERVER_SCOPES
 
 
-class _WireModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class WhoAmI(_WireModel):
+class WhoAmI(StrictModel):
     """The identity and the scopes of the token that a request was sent with."""
 
     tenant: str
@@ -80,7 +77,7 @@ class WhoAmI(_WireModel):
     expires_at: datetime | None
 
 
-class TokenRequest(_WireModel):
+class TokenRequest(StrictModel):
     """Request for a token in the caller's tenant. Its scopes cannot exceed the caller's."""
 
     name: str = Field("", max_length=96, description="display name")
@@ -94,7 +91,7 @@ class TokenRequest(_WireModel):
     user: str | None = Field(None, pattern=NAME, description="owner of the token; null: the caller's user")
 
 
-class TokenView(_WireModel):
+class TokenView(StrictModel):
     """A token as lists show it, without its secret text."""
 
     id: str
@@ -108,7 +105,7 @@ class TokenView(_WireModel):
     revoked_at: datetime | None
 
 
-class TokenGrant(_WireModel):
+class TokenGrant(StrictModel):
     """A new token. Its text is shown only in this response."""
 
     token: str

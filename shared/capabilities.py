@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from shared.recipe import Backend
+from shared.strict_model import StrictModel
 
 MAX_BYTES = 2**63 - 1  # largest integer of a database column
 MAX_COHORTS = 100  # largest number of cohorts in a device's report
@@ -27,10 +28,8 @@ def may_take_part(cohorts: bool | tuple[str, ...] | None, cohort: str) -> bool:
     return cohorts if isinstance(cohorts, bool) else cohort in (cohorts or ())
 
 
-class Capabilities(BaseModel):
+class Capabilities(StrictModel):
     """Capabilities of a device. A field is null if the device did not report it. Sizes are in bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     total_bytes: int | None = Field(None, ge=0, le=MAX_BYTES, description="total memory of the machine")
     backends: tuple[Backend, ...] | None = Field(
@@ -59,10 +58,8 @@ class Capabilities(BaseModel):
         return version
 
 
-class Requirements(BaseModel):
+class Requirements(StrictModel):
     """A job's requirements of its device, in addition to those of its recipe."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     labels: Labels = Field(
         default_factory=dict, description="labels, set by an operator, that the device must have with these values"

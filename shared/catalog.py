@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.recipe import Precision, Sha256
+from shared.strict_model import StrictModel
 
 
-class _WireModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class BaseView(_WireModel):
+class BaseView(StrictModel):
     """A registered base model, which recipes name."""
 
     name: str = Field(description="name by which jobs and recipes use it")
@@ -32,7 +29,7 @@ class BaseView(_WireModel):
     created_at: datetime
 
 
-class CalibrationView(_WireModel):
+class CalibrationView(StrictModel):
     """A registered calibration. Recipes of its base model may take A from it, at any rank up to its width."""
 
     sha256: Sha256 = Field(description="sha256 of the calibration file, by which recipes name it")

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.errors import BadRequest
+from shared.strict_model import StrictModel
 
 MAX_CHARACTERS = 200_000  # of a template
 RENDER_SECONDS = 20.0  # limit for rendering in a subprocess, including its start
@@ -30,10 +31,8 @@ class InvalidConversation(BadRequest):
     status, code, title = 422, "invalid-conversation", "Invalid conversation"
 
 
-class ChatTemplate(BaseModel):
+class ChatTemplate(StrictModel):
     """A base model's chat template. tokens: the special tokens that it may name, such as `bos_token`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     template: str = Field(min_length=1, max_length=MAX_CHARACTERS)
     tokens: dict[str, str] = Field(default_factory=dict)

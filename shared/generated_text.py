@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
 from tokenizers import Tokenizer
 
+from shared.strict_model import StrictModel
 from shared.text_stream import TextStream
 
 
-class GeneratedToken(BaseModel):
+class GeneratedToken(StrictModel):
     """A generated token. Log-probabilities are the model's own, in nats, whatever the temperature."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     token: int
     log_probability: float | None = None

@@ -6,16 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import AwareDatetime, Discriminator, Field, Tag, field_validator, model_validator
 
 from shared.capabilities import Requirements
 from shared.errors import MobizoError
@@ -23,6 +14,7 @@ from shared.privacy import ExamplePrivacy
 from shared.recipe import Recipe, RequestedRecipe
 from shared.result import Phase, Result
 from shared.rules import Rules
+from shared.strict_model import StrictModel
 from shared.task import Task, TaskName
 from shared.training_settings import TrainingSettings
 
@@ -66,10 +58,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 
 
-class JobStart(BaseModel):
+class JobStart(StrictModel):
     """The adapter version, of the same tenant, that a job continues from; as text, ADAPTER@REVISION."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     adapter: str = Field(pattern=NAME)
     revision: str = Field(
@@ -97,10 +87,8 @@ AutoStart = Annotated[
 ]
 
 
-class RoundRef(BaseModel):
+class RoundRef(StrictModel):
     """The round of a cohort (`shared.federation.cohort`) that a job belongs to."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     cohort: str = Field(pattern=NAME)
     number: int = Field(ge=1, description="counts from 1 within the cohort")
@@ -111,10 +99,8 @@ class RoundRef(BaseModel):
         return f"round {self.number} of cohort {self.cohort}"
 
 
-class Repeat(BaseModel):
+class Repeat(StrictModel):
     """A series of jobs: each starts from `main` of the adapter as it is then, once new records have come."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     every: str = Field(
         pattern=r"^[1-9][0-9]{0,2}[hd]$", description="time from the end of a job to the next one, such as 12h or 7d"
@@ -129,10 +115,8 @@ class Repeat(BaseModel):
         return moment + timedelta(hours=int(self.every[:-1]) * (24 if self.every.endswith("d") else 1))
 
 
-class JobRequest(BaseModel):
+class JobRequest(StrictModel):
     """The body of `POST /v1/jobs`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     base: str = Field(min_length=1, max_length=200, description="name of a registered base model")
     user: str = Field(pattern=NAME, description="user that the adapter is trained for")
@@ -202,10 +186,8 @@ class JobRequest(BaseModel):
         return recipe.requested() if complete else recipe
 
 
-class Progress(BaseModel):
+class Progress(StrictModel):
     """Progress of a run (in a heartbeat) or of a compilation."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     phase: Phase
     step: int = Field(0, ge=0)
@@ -262,10 +244,8 @@ class Progress(BaseModel):
 MAX_DETAIL = 4000  # characters of the reason why a job failed
 
 
-class JobError(BaseModel):
+class JobError(StrictModel):
     """Why a job failed: an error code and a message."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     code: str = Field(max_length=100)
     detail: str = Field(max_length=MAX_DETAIL)
@@ -276,10 +256,8 @@ class JobError(BaseModel):
         return cls(code=error.code, detail=error.detail[:MAX_DETAIL])
 
 
-class JobSummary(BaseModel):
+class JobSummary(StrictModel):
     """A job in a list: without the bodies of its task and recipe, and without its result."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str
     state: JobState
@@ -304,10 +282,8 @@ class JobSummary(BaseModel):
     updated_at: datetime
 
 
-class JobView(BaseModel):
+class JobView(StrictModel):
     """A job as the API shows it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str
     state: JobState

@@ -13,17 +13,16 @@ from typing import Literal
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.canonical import canonical_json
 from shared.errors import Untrusted
 from shared.signing import parse_public, public_text
+from shared.strict_model import StrictModel
 
 
-class KeyRotation(BaseModel):
+class KeyRotation(StrictModel):
     """Names the next signing key. Its fields differ from a manifest's, so that signatures cannot be swapped."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
     kind: Literal["key-rotation"] = "key-rotation"
@@ -32,19 +31,15 @@ class KeyRotation(BaseModel):
     created_at: datetime
 
 
-class SignedKeyRotation(BaseModel):
+class SignedKeyRotation(StrictModel):
     """The statement and the signature of `previous_key` over its canonical JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rotation: KeyRotation
     signature: str = Field(description="Ed25519, base64")
 
 
-class ServerKeys(BaseModel):
+class ServerKeys(StrictModel):
     """The current signing key and the statements that lead to it, oldest first."""
-
-    model_config = ConfigDict(extra="forbid")
 
     public_key: str = Field(description="Ed25519, base64: signs manifests")
     key_id: str

@@ -21,10 +21,11 @@ import os
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from shared.entropy import Entropy, gaussian, rounded_gaussian
 from shared.errors import InvalidRecipe
+from shared.strict_model import StrictModel
 from shared.zo.noise import direction
 
 F32 = NDArray[np.float32]
@@ -47,10 +48,8 @@ MARGIN = 2.0**-13  # of the norm C, for the float32 rounding of norms and produc
 MAX_GRADIENT = 2.0**50  # times C; larger elements are clamped, so that no square overflows
 
 
-class ExamplePrivacy(BaseModel):
+class ExamplePrivacy(StrictModel):
     """Privacy of each example of a device's data against anyone who sees the run's B or its trajectory."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     clip: float = Field(
         0.05,
@@ -114,10 +113,8 @@ def check_clip(privacy: ExamplePrivacy, estimator: str) -> None:
         )
 
 
-class MemberPrivacy(BaseModel):
+class MemberPrivacy(StrictModel):
     """Privacy of each member's update against anyone who sees the cohort's versions. The server sees all updates."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     clip: float = Field(gt=0, le=1e6, allow_inf_nan=False, description="the L2 norm of a member's update")
     noise_multiplier: float = Field(
@@ -132,10 +129,8 @@ class MemberPrivacy(BaseModel):
     )
 
 
-class PrivacySettings(BaseModel):
+class PrivacySettings(StrictModel):
     """A cohort's privacy guarantees. examples: on each device in each round. members: in the mean of their updates."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     examples: ExamplePrivacy | None = None
     members: MemberPrivacy | None = None
@@ -147,19 +142,15 @@ class PrivacySettings(BaseModel):
         return self
 
 
-class PrivacyBudget(BaseModel):
+class PrivacyBudget(StrictModel):
     """The privacy budget that an operator sets for a user's data, over all jobs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     epsilon: float | None = Field(gt=0, le=1e3, allow_inf_nan=False, description="null: no limit")
     delta: float = Field(DELTA, gt=0, lt=1)
 
 
-class UserPrivacy(BaseModel):
+class UserPrivacy(StrictModel):
     """The privacy spent on a user's data."""
-
-    model_config = ConfigDict(extra="forbid")
 
     user: str
     epsilon: float | None = Field(description="epsilon of all private runs, including reserved ones; null: unbounded")
@@ -169,10 +160,8 @@ class UserPrivacy(BaseModel):
     unprotected: int = Field(description="number of jobs without privacy, which are not covered by epsilon")
 
 
-class DatasetPrivacy(BaseModel):
+class DatasetPrivacy(StrictModel):
     """The privacy spent on a data set of a device, whatever users the jobs named."""
-
-    model_config = ConfigDict(extra="forbid")
 
     dataset: str
     users: list[str] = Field(description="users whose jobs have spent on it")
@@ -184,10 +173,8 @@ class DatasetPrivacy(BaseModel):
     runs: int = Field(description="number of private runs")
 
 
-class CohortPrivacy(BaseModel):
+class CohortPrivacy(StrictModel):
     """The privacy spent by a cohort's rounds."""
-
-    model_config = ConfigDict(extra="forbid")
 
     cohort: str
     rounds: int = Field(description="number of published rounds")

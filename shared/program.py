@@ -72,11 +72,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from shared.canonical import canonical_json
 from shared.chat_template import ChatTemplate
 from shared.recipe import REVERSE_ESTIMATORS, Precision, Recipe, Sha256, Target
+from shared.strict_model import StrictModel
 from shared.zo.lora import BaseShape
 
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
@@ -90,10 +91,8 @@ MAX_LOGITS = 1 << 21  # elements of logits over the vocabulary that a program ho
 Role = Literal["program", "weights", "tokenizer", "inference"]
 
 
-class ProgramFile(BaseModel):
+class ProgramFile(StrictModel):
     """One file of a program, identified by its sha256."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Role
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="a plain file name, no directories")
@@ -101,10 +100,8 @@ class ProgramFile(BaseModel):
     sha256: Sha256
 
 
-class ProgramManifest(BaseModel):
+class ProgramManifest(StrictModel):
     """The description of a program, which a device verifies before running it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
     version: int = Field(1, ge=1, description="increases with each program of a recipe; devices reject a lower one")
@@ -231,10 +228,8 @@ def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:
     return layers + table * (4 if recipe.precision == "fp32" else 1)
 
 
-class SignedManifest(BaseModel):
+class SignedManifest(StrictModel):
     """A manifest and the server's Ed25519 signature over its canonical JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     manifest: ProgramManifest
     key_id: str

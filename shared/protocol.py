@@ -12,7 +12,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
 from shared.federation.cohort import CohortOrigin, RoundTask
@@ -21,6 +21,7 @@ from shared.program import SignedManifest
 from shared.recipe import Recipe, Sha256
 from shared.registry import Parent, SignedAdapter, VersionState
 from shared.result import Result
+from shared.strict_model import StrictModel
 
 Item = TypeVar("Item")
 
@@ -41,11 +42,7 @@ ReferenceTexts = Annotated[
 ]
 
 
-class _WireModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class ServerInfo(_WireModel):
+class ServerInfo(StrictModel):
     """The server's version and its public signing key, which a device pins when it enrolls."""
 
     name: str = "mobizo"
@@ -54,7 +51,7 @@ class ServerInfo(_WireModel):
     key_id: str
 
 
-class ServerUsage(_WireModel):
+class ServerUsage(StrictModel):
     """Peak resident memory of the server's processes since it started, bytes; `peak_rss_bytes` is their maximum."""
 
     peak_rss_bytes: int
@@ -63,28 +60,28 @@ class ServerUsage(_WireModel):
     compiler_peak_rss_bytes: int
 
 
-class Page(_WireModel, Generic[Item]):
+class Page(StrictModel, Generic[Item]):
     """One page of a list, newest first; `next` is the cursor of the page after it."""
 
     items: list[Item]
     next: str | None = None
 
 
-class EnrollmentRequest(_WireModel):
+class EnrollmentRequest(StrictModel):
     """Request for a one-time token that enrolls one device."""
 
     expires_in_seconds: int = Field(3600, ge=1, le=30 * 24 * 3600)
-    users: Users = []
+    users: Users = Field([])
 
 
-class Enrollment(_WireModel):
+class Enrollment(StrictModel):
     """A one-time enrollment token. It is shown only in this response."""
 
     token: str
     expires_at: datetime
 
 
-class DeviceEnrollment(_WireModel):
+class DeviceEnrollment(StrictModel):
     """A device's enrollment request. The one-time token is sent as its bearer token."""
 
     name: str = Field(pattern=NAME)
@@ -92,7 +89,7 @@ class DeviceEnrollment(_WireModel):
     platform: str = Field(max_length=200)
 
 
-class DeviceGrant(_WireModel):
+class DeviceGrant(StrictModel):
     """The credentials of a newly enrolled device. The token is shown only in this response."""
 
     device_id: str
@@ -100,7 +97,7 @@ class DeviceGrant(_WireModel):
     server: ServerInfo
 
 
-class DeviceView(_WireModel):
+class DeviceView(StrictModel):
     """A device as an operator sees it."""
 
     id: str
@@ -122,7 +119,7 @@ class DeviceView(_WireModel):
     )
 
 
-class DeviceChange(_WireModel):
+class DeviceChange(StrictModel):
     """An operator's change to a device."""
 
     labels: dict[LabelName, LabelValue | None] = Field(
@@ -130,7 +127,7 @@ class DeviceChange(_WireModel):
     )
 
 
-class LeaseRequest(_WireModel):
+class LeaseRequest(StrictModel):
     """A device's request for a job that it can train."""
 
     datasets: list[Annotated[str, Field(max_length=200)]] = Field(
@@ -156,7 +153,7 @@ class LeaseRequest(_WireModel):
     )
 
 
-class Lease(_WireModel):
+class Lease(StrictModel):
     """One job, leased to one device until `expires_at`. Heartbeats extend the lease."""
 
     id: str
@@ -184,7 +181,7 @@ class Lease(_WireModel):
     expires_at: datetime
 
 
-class LeaseState(_WireModel):
+class LeaseState(StrictModel):
     """The state of a lease after a request from its device."""
 
     job_state: JobState
@@ -192,7 +189,7 @@ class LeaseState(_WireModel):
     stop: bool = Field(description="the job was cancelled; stop training and discard it")
 
 
-class JobWaiting(_WireModel):
+class JobWaiting(StrictModel):
     """Why a job is waiting, in words for a person."""
 
     state: JobState
@@ -202,27 +199,27 @@ class JobWaiting(_WireModel):
     eligible: int | None = Field(None, description="devices among these that may take the job")
 
 
-class Decline(_WireModel):
+class Decline(StrictModel):
     """The memory that a job's program needs and that the device has, so that the server may offer a smaller recipe."""
 
     needed_bytes: int = Field(ge=0, lt=2**63, description="weights and planned memory")
     available_bytes: int = Field(ge=0, lt=2**63, description="memory that is available on the device")
 
 
-class ChosenStart(_WireModel):
+class ChosenStart(StrictModel):
     """The start that a device has chosen for a job with start `auto`."""
 
     start: JobStart | None = Field(description="one of the lease's `starts`, by its full revision; null: B = 0")
 
 
-class UploadReceipt(_WireModel):
+class UploadReceipt(StrictModel):
     """Confirms that the server has validated and stored these bytes."""
 
     sha256: Sha256
     size: int
 
 
-class Completion(_WireModel):
+class Completion(StrictModel):
     """Ends a lease and names the adapter that was uploaded before.
 
     Sending it twice has the effect of sending it once.
@@ -237,7 +234,7 @@ class Completion(_WireModel):
     result: Result
 
 
-class AdapterVersion(_WireModel):
+class AdapterVersion(StrictModel):
     """One immutable version of an adapter."""
 
     adapter: str
@@ -263,7 +260,7 @@ class AdapterVersion(_WireModel):
     removed_after: datetime | None = Field(None, description="time after which a deleted version is purged")
 
 
-class TrajectoryView(_WireModel):
+class TrajectoryView(StrictModel):
     """The trajectory that was uploaded with a version."""
 
     adapter: str
@@ -278,7 +275,7 @@ class TrajectoryView(_WireModel):
     start_sha256: Sha256 | None = Field(description="sha256 of the LoRA-B file that the run started from; null: B = 0")
 
 
-class AdapterView(_WireModel):
+class AdapterView(StrictModel):
     """An adapter with its latest version."""
 
     name: str
@@ -290,14 +287,14 @@ class AdapterView(_WireModel):
     removed_after: datetime | None = Field(None, description="time after which a deleted adapter is purged")
 
 
-class DeviceAdapter(_WireModel):
+class DeviceAdapter(StrictModel):
     """An adapter version that a device may download, and the program that runs it."""
 
     adapter: SignedAdapter
     program: SignedManifest
 
 
-class PeftFile(_WireModel):
+class PeftFile(StrictModel):
     """One file of a PEFT directory."""
 
     path: str
@@ -305,7 +302,7 @@ class PeftFile(_WireModel):
     sha256: Sha256
 
 
-class PeftListing(_WireModel):
+class PeftListing(StrictModel):
     """The files of an adapter version exported as a PEFT directory."""
 
     adapter: str

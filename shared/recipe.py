@@ -6,10 +6,11 @@ import math
 import re
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import InvalidRecipe
+from shared.strict_model import StrictModel
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS: tuple[Target, ...] = get_args(Target)  # canonical order: the order of modules in flat B
@@ -63,22 +64,18 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_SEED = 2**53 - 1  # the largest integer that JSON carries exactly
 
 
-class BaseRef(BaseModel):
+class BaseRef(StrictModel):
     """A base model, identified by a name and the sha256 of its files."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=200)
     sha256: Sha256
 
 
-class RequestedRecipe(BaseModel):
+class RequestedRecipe(StrictModel):
     """The recipe settings that a client may choose. With estimator `auto` the server chooses (shared.estimator_choice).
 
     Rank 16, alpha 32, q = 4 and E = 4 are the paper's defaults; the default targets are not from the paper.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int = Field(16, ge=1, le=256, description="LoRA rank r")
     alpha: float = Field(32, gt=0, allow_inf_nan=False, description="LoRA alpha; the adapter's scale is alpha / rank")

@@ -10,12 +10,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.canonical import canonical_json, sha256_hex
 from shared.federation.cohort import CohortOrigin
 from shared.recipe import BaseRef, Recipe, Sha256
 from shared.result import Result
+from shared.strict_model import StrictModel
 from shared.task import Task, TextMetric
 from shared.training_settings import TrainingSettings
 
@@ -34,15 +35,7 @@ class VersionState(StrEnum):
     DELETED = "deleted"  # not available; can be restored until it is purged
 
 
-class _FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _WireModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Parent(_FrozenModel):
+class Parent(StrictModel):
     """The version that a training run started from."""
 
     adapter: str
@@ -50,7 +43,7 @@ class Parent(_FrozenModel):
     revision: str = Field(pattern=rf"^[0-9a-f]{{{REVISION_DIGITS}}}$")
 
 
-class AdapterManifest(_FrozenModel):
+class AdapterManifest(StrictModel):
     """The origin and the contents of a version."""
 
     format: Literal[1] = 1
@@ -87,7 +80,7 @@ class AdapterManifest(_FrozenModel):
         return sha256_hex(self.canonical())[:REVISION_DIGITS]
 
 
-class SignedAdapter(_FrozenModel):
+class SignedAdapter(StrictModel):
     """A manifest and the server's Ed25519 signature over its canonical JSON."""
 
     manifest: AdapterManifest
@@ -95,7 +88,7 @@ class SignedAdapter(_FrozenModel):
     signature: str = Field(description="Ed25519, base64")
 
 
-class ApprovalRule(_FrozenModel):
+class ApprovalRule(StrictModel):
     """Which new versions are approved automatically. All others are held for a person's approval."""
 
     automatic: bool = Field(True, description="false: a person approves each version")
@@ -218,20 +211,20 @@ class ApprovalRule(_FrozenModel):
         return None
 
 
-class RuleChange(_WireModel):
+class RuleChange(StrictModel):
     """Sets the rule of a tenant or an adapter; null: inherit from the tenant or the server."""
 
     rule: ApprovalRule | None
 
 
-class RuleView(_WireModel):
+class RuleView(StrictModel):
     """The effective rule and where it is set."""
 
     rule: ApprovalRule
     source: Literal["adapter", "tenant", "server"]
 
 
-class Decision(_WireModel):
+class Decision(StrictModel):
     """A person's decision about a version, with a reason."""
 
     reason: str = Field("", max_length=1000, description="for the audit trail")
@@ -268,7 +261,7 @@ class AdapterAction(StrEnum):
     ROUND_ABANDONED = "round-abandoned"
 
 
-class AdapterEvent(_WireModel):
+class AdapterEvent(StrictModel):
     """One entry of the audit trail: who did what, when and why."""
 
     at: datetime
@@ -283,7 +276,7 @@ class AdapterEvent(_WireModel):
     reason: str = ""
 
 
-class VersionRef(_WireModel):
+class VersionRef(StrictModel):
     """One side of a comparison."""
 
     adapter: str
@@ -291,7 +284,7 @@ class VersionRef(_WireModel):
     revision: str
 
 
-class Difference(_WireModel):
+class Difference(StrictModel):
     """A setting with different values in two versions."""
 
     field: str
@@ -299,7 +292,7 @@ class Difference(_WireModel):
     right: Any
 
 
-class ScoreDifference(_WireModel):
+class ScoreDifference(StrictModel):
     """A metric of both results; `difference` is right minus left."""
 
     field: str
@@ -308,7 +301,7 @@ class ScoreDifference(_WireModel):
     difference: float | None
 
 
-class Comparison(_WireModel):
+class Comparison(StrictModel):
     """Two versions compared."""
 
     left: VersionRef

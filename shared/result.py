@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from shared.strict_model import StrictModel
 from shared.zo.trajectory import Evaluation
 
 Phase = Literal["compiling", "downloading", "loading", "evaluating", "training", "waiting", "uploading"]
 
 
-class TextScores(BaseModel):
+class TextScores(StrictModel):
     """Means over held-out examples, whose continuations were written at temperature 0.
 
     Of an example with several right texts, each score is the best over them, and `own_words` counts the first.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     examples: int = Field(ge=1)
     exact_match: float = Field(ge=0, le=1, description="share of texts with the same words, by SQuAD's rules")
@@ -31,10 +30,8 @@ class TextScores(BaseModel):
 SMALL_SPLIT = 30  # examples; an accuracy on fewer says little
 
 
-class Result(BaseModel):
+class Result(StrictModel):
     """The metrics that a device reports with its trained adapter: losses in nats, times in seconds, memory in bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(ge=0, description="steps trained")
     best_step: int = Field(ge=0, description="number of steps after which the uploaded B was taken")

@@ -8,15 +8,15 @@ from __future__ import annotations
 from datetime import time
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from shared.strict_model import StrictModel
 
 Number = TypeVar("Number", int, float)
 
 
-class QuietHours(BaseModel):
+class QuietHours(StrictModel):
     """A daily interval of the device's local time. It may cross midnight."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     start: time
     end: time
@@ -36,13 +36,11 @@ class QuietHours(BaseModel):
         return now >= self.start or now < self.end
 
 
-class Rules(BaseModel):
+class Rules(StrictModel):
     """Rules about when training is allowed.
 
     An omitted field has no effect, and so has a rule without a matching sensor.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     charging: bool = Field(False, description="only on external power")
     battery_floor: float | None = Field(None, ge=0, le=100, description="percent; below it only on external power")

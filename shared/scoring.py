@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from shared.errors import BadRequest, InvalidRequest
 from shared.recipe import Sha256
+from shared.strict_model import StrictModel
 from shared.task import Task, TaskName, record_fields
 from shared.task_records import MISSING, field_value, template_values
 
@@ -32,11 +33,7 @@ AdapterRef = Annotated[
 BaseName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class _WireModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ScoreRow(_WireModel):
+class ScoreRow(StrictModel):
     """A prompt and the answers that may follow it, or a record of the request's task."""
 
     adapter: AdapterRef | None = None
@@ -56,7 +53,7 @@ class ScoreRow(_WireModel):
         return self
 
 
-class ScoreRequest(_WireModel):
+class ScoreRequest(StrictModel):
     """Rows to score together. Their adapters may have different recipes and bases."""
 
     base: BaseName | None = Field(None, description="a registered base model; null: the base of the adapters")
@@ -73,7 +70,7 @@ class ScoreRequest(_WireModel):
         return self
 
 
-class ClassifyRequest(_WireModel):
+class ClassifyRequest(StrictModel):
     """A record to classify, without its label. The adapter's own task makes the prompt of it."""
 
     fields: dict[Annotated[str, Field(max_length=100)], Any] = Field(
@@ -100,7 +97,7 @@ class ClassifyRequest(_WireModel):
         return self.fields
 
 
-class ScoredBy(_WireModel):
+class ScoredBy(StrictModel):
     """The base model and the adapter version that were used."""
 
     base: str
@@ -109,7 +106,7 @@ class ScoredBy(_WireModel):
     revision: str | None = Field(None, description="revision of that version, 40 hexadecimal digits")
 
 
-class AnswerScore(_WireModel):
+class AnswerScore(StrictModel):
     """The score of one answer of a row."""
 
     text: str
@@ -129,13 +126,13 @@ class RowScore(ScoredBy):
     best: int = Field(description="index of the most likely answer")
 
 
-class ScoreResult(_WireModel):
+class ScoreResult(StrictModel):
     """The scored rows, in the order of the request."""
 
     rows: tuple[RowScore, ...]
 
 
-class LabelScore(_WireModel):
+class LabelScore(StrictModel):
     """A label of the adapter's task. The scores are those of its answer, see `AnswerScore`."""
 
     label: str

@@ -12,10 +12,11 @@ import string
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from shared.errors import InvalidTask
 from shared.recipe import PREFERENCE_LOSSES, Loss
+from shared.strict_model import StrictModel
 
 MAX_TEMPLATE = 8_000  # characters
 MAX_TASK = 65_536  # characters of a whole task as JSON
@@ -39,10 +40,8 @@ _METRICS: Mapping[Kind, tuple[Metric, ...]] = {
 }
 
 
-class Answer(BaseModel):
+class Answer(StrictModel):
     """One answer candidate: the continuation text and the label values that mean it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     text: str = Field(
         min_length=1,
@@ -59,16 +58,14 @@ class Answer(BaseModel):
     )
 
 
-class MappedField(BaseModel):
+class MappedField(StrictModel):
     """A template field whose value is translated from another field."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     field: FieldName
     values: dict[LabelText, MappedText] = Field(min_length=1, max_length=1_000)
 
 
-class Task(BaseModel):
+class Task(StrictModel):
     """How a record becomes text, by its `kind`.
 
     choice      `prompt` and two or more `answers`, of which the record's label names the right one
@@ -86,8 +83,6 @@ class Task(BaseModel):
     `{text} It was`; `{answers.text}` is the field of that name, or `text` of the object in the field `answers`. Literal
     braces are doubled. Nothing else is evaluated.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=100, pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     # Fields of other kinds are omitted at their defaults, so that tasks signed before they existed keep their bytes.

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from shared.recipe import DEFAULT_EPS, MAX_SEED, RequestedRecipe
+from shared.strict_model import StrictModel
 
 Schedule = Literal["constant", "linear", "cosine"]
 DEFAULT_REHEARSAL = 0.3
 
 
-class TrainingSettings(BaseModel):
+class TrainingSettings(StrictModel):
     """Settings of a training run: step budget, learning rate, perturbation scale (Algorithm 1) and evaluations."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(150, ge=1, le=1_000_000, description="T: step budget")
     lr: float = Field(1e-2, gt=0, le=1e3, allow_inf_nan=False, description="eta: learning rate")

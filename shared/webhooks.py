@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.access import Scope
+from shared.strict_model import StrictModel
 
 TEST_EVENT = "webhook.test"  # sent on request only
 
@@ -49,18 +50,14 @@ class DeliveryState(StrEnum):
     FAILED = "failed"
 
 
-class _WireModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", from_attributes=True)
-
-
-class WebhookRequest(_WireModel):
+class WebhookRequest(StrictModel):
     """A URL to notify of events."""
 
     url: str = Field(max_length=2000, pattern=r"^https?://[!-~]{1,1990}$", description="receives a POST of each event")
     events: list[WebhookEvent] = Field(min_length=1, max_length=len(WebhookEvent))
 
 
-class WebhookView(_WireModel):
+class WebhookView(StrictModel):
     """A webhook without its secret."""
 
     id: str
@@ -71,14 +68,14 @@ class WebhookView(_WireModel):
     disabled_at: datetime | None = Field(description="when it was disabled; a successful test enables it again")
 
 
-class WebhookGrant(_WireModel):
+class WebhookGrant(StrictModel):
     """A new webhook. Its secret is shown only in this response."""
 
     secret: str = Field(description="verifies signatures; in the form of Standard Webhooks")
     view: WebhookView
 
 
-class DeliveryView(_WireModel):
+class DeliveryView(StrictModel):
     """One message of a webhook and its attempts."""
 
     id: str = Field(description="the header `webhook-id`, the same in each attempt")

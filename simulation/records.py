@@ -14,21 +14,20 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from device_agent.durable import write_durably
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import Conflict
+from shared.strict_model import StrictModel
 from shared.zo.lora import dump_adapter, load_adapter
 from simulation.settings import SimulationSettings
 
 F32 = NDArray[np.float32]
 
 
-class RunningTraining(BaseModel):
+class RunningTraining(StrictModel):
     """In an asynchronous cohort: a training that was in progress when the version was published."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int
     device: int
@@ -36,20 +35,16 @@ class RunningTraining(BaseModel):
     finishes_at: float  # end of the training on the simulated clock
 
 
-class UploadBytes(BaseModel):
+class UploadBytes(StrictModel):
     """Mean bytes that a device sends in a round, by form of upload, over the devices that answered."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     weights: float = 0
     trajectory: float = 0
     masked: float = 0
 
 
-class RoundRecord(BaseModel):
+class RoundRecord(StrictModel):
     """The record of a round. Number 0 is the state before the first round."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int
     published: bool = Field(description="whether a version was published")

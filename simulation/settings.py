@@ -20,12 +20,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from shared.errors import BadRequest
 from shared.federation.cohort import CohortSettings
 from shared.invalid_fields import first_invalid
 from shared.recipe import MAX_SEED
+from shared.strict_model import StrictModel
 
 Partition = Literal["iid", "dirichlet", "source"]
 Attack = Literal["sign_flip", "huge", "random", "collusion", "labels", "not_finite", "claims"]
@@ -47,11 +48,7 @@ TINY_COHORT: dict[str, Any] = {
 COHORT: dict[str, Any] = {"name": "simulated", "base": "simulated", "task": "sst2", "dataset": "shards"}
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DataSettings(_Section):
+class DataSettings(StrictModel):
     """The data and its partition among the devices."""
 
     sources: tuple[str, ...] = Field(
@@ -76,7 +73,7 @@ class DataSettings(_Section):
     test: int = Field(200, ge=1, le=100_000, description="maximum number of test examples")
 
 
-class FaultSettings(_Section):
+class FaultSettings(StrictModel):
     """Drop-outs and attacks."""
 
     dropout: float = Field(0.0, ge=0, le=1, description="probability that a selected device does not answer")
@@ -85,7 +82,7 @@ class FaultSettings(_Section):
     strength: float = Field(10.0, gt=0, le=1e6, allow_inf_nan=False, description="scale of the attacks on numbers")
 
 
-class SimulationSettings(_Section):
+class SimulationSettings(StrictModel):
     """The settings of a simulation. Equal settings give equal reports."""
 
     seed: int = Field(0, ge=0, le=MAX_SEED, description="seed of all random choices")

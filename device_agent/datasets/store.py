@@ -19,21 +19,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from device_agent.datasets.formats import Format, Located, Source
 from device_agent.datasets.splits import SplitRule
 from device_agent.durable import locked, read_document, sync_directory, write_document
 from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound, Unavailable
 from shared.job import NAME
+from shared.strict_model import StrictModel
 
 ABOUT = "about.json"
 
 
-class DatasetAbout(BaseModel):
+class DatasetAbout(StrictModel):
     """What the agent knows of a data set without reading its records."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     changed_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
     shares: tuple[int, int, int] = Field(description="percent of train, validation and test")

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from device_agent.durable import locked, read_document, sync_directory, write_document, write_durably
 from device_agent.home import AgentHome
@@ -29,16 +29,15 @@ from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import Sha256
 from shared.registry import SignedAdapter
 from shared.signing import choose_key, verify_adapter, verify_manifest
+from shared.strict_model import StrictModel
 from shared.task import Task
 from shared.zo.lora import F32, load_adapter
 
 KEPT_VERSIONS = 2  # the current one and the previous one
 
 
-class StoredAdapter(BaseModel):
+class StoredAdapter(StrictModel):
     """Metadata of one stored adapter."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=NAME)
     job_id: str | None = Field(description="null: a registry version of a federated round")

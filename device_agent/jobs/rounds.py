@@ -9,22 +9,21 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from device_agent.durable import write_pieces
 from device_agent.jobs.leased_job import JobEnd, Outcome
 from device_agent.jobs.upload import UploadForm
 from shared.job import RoundRef
 from shared.result import Result
+from shared.strict_model import StrictModel
 
 KEPT_ROUNDS = 1000  # the latest
 NOT_COUNTED = "the round ended, or the user left the cohort, before this device finished"
 
 
-class RoundRecord(BaseModel):
+class RoundRecord(StrictModel):
     """How one round ended for this device."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     cohort: str
     round: int

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, RootModel, StrictBool, StrictInt, ValidationError
+from pydantic import BaseModel, Field, RootModel, StrictBool, StrictInt, ValidationError
 
 from device_agent.durable import read_document, write_document
 from device_agent.memory import spare_bytes
@@ -25,6 +25,7 @@ from shared.federation.secure_aggregation.settings import MAX_MEMBERS
 from shared.invalid_fields import first_invalid
 from shared.privacy import DELTA
 from shared.rules import Rules
+from shared.strict_model import StrictModel
 
 # Valid values of each key, for error messages.
 ALLOWED = {
@@ -51,12 +52,10 @@ _log = structlog.get_logger()
 KEPT_DAYS = 14
 
 
-class OwnerConsent(BaseModel):
+class OwnerConsent(StrictModel):
     """The owner's consent to uploads other than the adapters of this device's users, none by default, and the owner's
     limits of privacy spending.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     trajectory: StrictBool = Field(False, description="trajectories of jobs that ask for them")
     cohorts: StrictBool | Cohorts = Field(

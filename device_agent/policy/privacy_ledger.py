@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from device_agent.durable import read_document, write_document
 from device_agent.errors import PolicyForbids, PrivacyLimitReached
@@ -20,12 +20,11 @@ from device_agent.policy.privacy_accounting import AccountingFailed, epsilon_in_
 from device_agent.training.run_directory import RunDirectory
 from shared.federation.accounting import Spending
 from shared.privacy import ExamplePrivacy
+from shared.strict_model import StrictModel
 
 
-class PrivacyCost(BaseModel):
+class PrivacyCost(StrictModel):
     """What a run spends, and on which data. No spending: a run without privacy, whose cost has no bound."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     job_id: str
     dataset: str
@@ -44,10 +43,8 @@ class Charge(PrivacyCost):
         return all(getattr(self, name) == getattr(other, name) for name in PrivacyCost.model_fields)
 
 
-class DatasetSpending(BaseModel):
+class DatasetSpending(StrictModel):
     """The privacy spent on one data set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dataset: str
     epsilon: float | None = Field(description="of all private runs together; null: it cannot be computed here")
@@ -65,10 +62,8 @@ class DatasetSpending(BaseModel):
         return f"{line}, {self.unprotected} runs without privacy" if self.unprotected else line
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    charges: list[Charge] = []
+class _File(StrictModel):
+    charges: list[Charge] = Field([])
 
 
 def spending_of(privacy: ExamplePrivacy | None, steps: int) -> Spending | None:

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 import psutil
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, Field
 
 from device_agent.memory import spare_bytes
 from shared.errors import Unavailable
 from shared.rules import Rules
+from shared.strict_model import StrictModel
 
 Ask = Callable[[Sequence[str]], str | None]
 
@@ -51,10 +52,8 @@ ReadingName = Literal["charging", "battery_percent", "temperature", "available_b
 READING_NAMES: tuple[ReadingName, ...] = get_args(ReadingName)
 
 
-class Readings(BaseModel):
+class Readings(StrictModel):
     """One set of sensor readings; None where the device has no sensor, or where the sensor is lost."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     at: AwareDatetime = Field(description="the device's local time, with its zone")
     charging: bool | None = Field(None, description="on external power, whether or not the battery is charging")

@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from device_agent.durable import locked, read_document, write_document
 from device_agent.errors import PolicyForbids, TaskNotApproved
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import BadRequest
+from shared.strict_model import StrictModel
 from shared.task import Kind, Task
 from shared.task_templates import TASKS
 
@@ -37,10 +38,8 @@ class TaskState(StrEnum):
     WAITING = "waiting"
 
 
-class TaskDecision(BaseModel):
+class TaskDecision(StrictModel):
     """The state of one task for one data set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: Task
     dataset: str
@@ -53,10 +52,8 @@ class TaskDecision(BaseModel):
         return task_sha256(self.task)
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    decisions: list[TaskDecision] = []
+class _File(StrictModel):
+    decisions: list[TaskDecision] = Field([])
 
 
 LEARNED: dict[Kind, str] = {

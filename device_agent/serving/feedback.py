@@ -11,22 +11,21 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from device_agent.datasets.build import append_record
 from device_agent.datasets.store import DatasetStore
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.openai.requests import ChatRequest, CompletionRequest
+from shared.strict_model import StrictModel
 
 MAX_ANSWERS = 200  # that are remembered; the latest
 ANSWER_SECONDS = 86_400.0  # that an answer is remembered
 MAX_EDIT, MAX_COMMENT = 65_536, 4_000  # characters
 
 
-class FeedbackRequest(BaseModel):
+class FeedbackRequest(StrictModel):
     """The body of `POST /v1/feedback`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(min_length=1, max_length=100, description="of the answer, as its response or stream has it")
     rating: Literal["up", "down"]

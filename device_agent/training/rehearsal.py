@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from device_agent.datasets.splits import SPLITS
 from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, HeldDataset
@@ -24,16 +24,15 @@ from device_agent.training.run_directory import RunDirectory
 from shared.canonical import file_sha256, sha256_hex
 from shared.errors import MobizoError
 from shared.recipe import Sha256
+from shared.strict_model import StrictModel
 from shared.task import Task
 
 KEPT_FILES = 100  # in `trained`; the newest
 MAX_REHEARSED, MAX_HELD_OUT = 2_000, 200  # records of other data sets in one run
 
 
-class FileStart(BaseModel):
+class FileStart(StrictModel):
     """The first `size` bytes of a file, and their sha256."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     size: int = Field(ge=0)
     sha256: Sha256
@@ -52,10 +51,8 @@ def _lines(content: bytes) -> list[bytes]:
     return [line for line in content.split(b"\n") if line.strip()]
 
 
-class TrainedDataset(BaseModel):
+class TrainedDataset(StrictModel):
     """A data set that a run trained with a task. files: of each split."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dataset: str
     task: Task

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from device_agent.durable import Document, locked, read_document, write_document, write_durably
 from device_agent.training.checkpoints import Checkpoints
@@ -35,15 +35,14 @@ from device_agent.training.run_plan import RunPlan
 from shared.entropy import Entropy
 from shared.errors import Unavailable
 from shared.result import Result
+from shared.strict_model import StrictModel
 from shared.zo.lora import F32, adapter_file
 
 KEPT_RUNS = 10  # directories; the newest
 
 
-class ResourceUsage(BaseModel):
+class ResourceUsage(StrictModel):
     """Time and memory used by all processes of a run; a kill loses what was not yet recorded."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     train_seconds: float = Field(0, ge=0, description="of steps, with all that the loop does around the program")
     program_seconds: float = Field(0, ge=0, description="of these, inside the program")
@@ -64,13 +63,11 @@ class ResourceUsage(BaseModel):
         )
 
 
-class ExampleCounts(BaseModel):
+class ExampleCounts(StrictModel):
     """How many records a training split has, how many of them were cut to the recipe's sequence length, and how many
     do not fit the task. The latter two have noise (`count_noise`). answer_tokens: how many answer tokens each measured
     split has, where the task writes text.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     records: int = Field(ge=0)
     truncated: int = Field(0, ge=0)
@@ -78,10 +75,8 @@ class ExampleCounts(BaseModel):
     answer_tokens: dict[str, int] | None = None
 
 
-class References(BaseModel):
+class References(StrictModel):
     """Log-probabilities of the rows of a preference run's examples at the run's start, nats, by split."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     train: list[tuple[float, ...]]
     validation: list[tuple[float, ...]]

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.canonical import sha256_hex
 from shared.errors import Untrusted
@@ -15,6 +15,7 @@ from shared.federation.cohort import RoundTask
 from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.recipe import Sha256
+from shared.strict_model import StrictModel
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 from shared.zo.lora import F32, load_adapter
@@ -27,10 +28,8 @@ def own_texts() -> tuple[str, ...]:
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
-class RunPlan(BaseModel):
+class RunPlan(StrictModel):
     """What a run trains: job, task, settings, program files and data."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     job_id: str
     job_created_at: datetime | None = Field(

@@ -37,20 +37,22 @@ def create_webhook(
     """Creates a webhook; its secret is shown only once. Its events need the scopes of the routes with the same data."""
     response.headers["Cache-Control"] = "no-store"
     webhook, secret = _service(session, state, principal).create(request)
-    return WebhookGrant(secret=secret, view=WebhookView.model_validate(webhook))
+    return WebhookGrant(secret=secret, view=WebhookView.model_validate(webhook, from_attributes=True))
 
 
 @router.get("")
 def list_webhooks(principal: Manager, session: Reading, paging: Paging) -> Page[WebhookView]:
     """Lists the tenant's webhooks, newest first, including disabled ones."""
     page_rows = WebhookRepository(session).page(principal.tenant, paging)
-    return paging.page([WebhookView.model_validate(row) for row in page_rows.rows], page_rows.before)
+    return paging.page(
+        [WebhookView.model_validate(row, from_attributes=True) for row in page_rows.rows], page_rows.before
+    )
 
 
 @router.get("/{webhook_id}", responses=raises(NotFound))
 def get_webhook(principal: Manager, webhook_id: str, state: State, session: Reading) -> WebhookView:
     """Returns a webhook."""
-    return WebhookView.model_validate(_service(session, state, principal).get(webhook_id))
+    return WebhookView.model_validate(_service(session, state, principal).get(webhook_id), from_attributes=True)
 
 
 @router.delete("/{webhook_id}", status_code=204, responses=raises(NotFound))
@@ -62,7 +64,7 @@ def delete_webhook(principal: Manager, webhook_id: str, state: State, session: W
 @router.post("/{webhook_id}/test", status_code=202, responses=raises(NotFound, Conflict))
 def test_webhook(principal: Manager, webhook_id: str, state: State, session: Writing, once: Once) -> DeliveryView:
     """Sends the event `webhook.test` once, also to a disabled webhook, which is enabled again if the test succeeds."""
-    return DeliveryView.model_validate(_service(session, state, principal).test(webhook_id))
+    return DeliveryView.model_validate(_service(session, state, principal).test(webhook_id), from_attributes=True)
 
 
 @router.get("/{webhook_id}/deliveries", responses=raises(NotFound))
@@ -72,4 +74,6 @@ def list_deliveries(
     """Lists the messages of a webhook with the outcome of their latest attempt, newest first."""
     webhook = _service(session, state, principal).get(webhook_id)
     page_rows = WebhookRepository(session).deliveries(webhook, paging)
-    return paging.page([DeliveryView.model_validate(row) for row in page_rows.rows], page_rows.before)
+    return paging.page(
+        [DeliveryView.model_validate(row, from_attributes=True) for row in page_rows.rows], page_rows.before
+    )

@@ -18,10 +18,11 @@ from functools import lru_cache
 from math import exp, log
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.errors import InvalidRequest, MobizoError, ToolchainMissing
 from shared.privacy import MAX_NOISE, ExamplePrivacy, MemberPrivacy
+from shared.strict_model import StrictModel
 
 LOSS_INTERVAL = 1e-3  # grid of the privacy losses; it overestimated epsilon by at most 0.1 % in our tests
 # Above this epsilon the looser Renyi bound is used, because the exact method would need minutes and gigabytes.
@@ -35,10 +36,8 @@ MAX_BYTES = 2 << 30  # of memory of the program
 NICENESS = 19  # of the program: the server, which may share the processor, goes first
 
 
-class Spending(BaseModel):
+class Spending(StrictModel):
     """A mechanism applied `times` times: noise of `noise_multiplier` on sums over samples of `sampling_rate`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sampling_rate: float = Field(gt=0, le=1)
     noise_multiplier: float = Field(gt=0)
@@ -59,10 +58,8 @@ Times = tuple[tuple[tuple[float, float], int], ...]  # (sampling rate, noise mul
 _KNOWN: dict[tuple[Any, ...], float] = {}  # by the key of a request, oldest first
 
 
-class AccountingRequest(BaseModel):
+class AccountingRequest(StrictModel):
     """Asks for epsilon at `delta` of spendings, or for the least noise of a run that costs at most `epsilon`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     delta: float
     spendings: tuple[Spending, ...] = ()

@@ -9,12 +9,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters, SecureAggregationSettings
 from shared.job import NAME, RoundRef
 from shared.privacy import PrivacySettings
 from shared.recipe import LEDGER_ESTIMATORS, Recipe, RequestedEstimator, RequestedRecipe, Sha256
+from shared.strict_model import StrictModel
 from shared.task import Task, TaskName
 from shared.training_settings import TrainingSettings
 
@@ -28,15 +29,7 @@ Membership = Literal["open", "operator"]
 MAX_DEADLINE = 90 * 24 * 3600.0  # longest duration of a round, seconds
 
 
-class _FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _WireModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class AlgorithmSettings(_FrozenModel):
+class AlgorithmSettings(StrictModel):
     """The federated algorithm. `name` selects its device half and its server half."""
 
     name: AlgorithmName = Field("fedavg", description="fedbuff: asynchronous, updates of several versions in one round")
@@ -58,7 +51,7 @@ class AlgorithmSettings(_FrozenModel):
         return self.name == "fedbuff"
 
 
-class AggregatorSettings(_FrozenModel):
+class AggregatorSettings(StrictModel):
     """How a round's updates are aggregated."""
 
     name: AggregatorName = "mean"
@@ -71,7 +64,7 @@ class AggregatorSettings(_FrozenModel):
     krum_f: int = Field(0, ge=0, description="krum, multi_krum: number of updates that may be malicious")
 
 
-class OptimizerSettings(_FrozenModel):
+class OptimizerSettings(StrictModel):
     """How the aggregated update, taken as a gradient, changes the shared adapter (Reddi et al., 2021)."""
 
     name: OptimizerName = "sgd"
@@ -95,7 +88,7 @@ class CohortRecipe(RequestedRecipe):
     )
 
 
-class CohortSettings(_FrozenModel):
+class CohortSettings(StrictModel):
     """The body of `POST /v1/cohorts`. The settings cannot be changed later."""
 
     name: str = Field(pattern=NAME, description="name of the cohort and of its shared adapter in the registry")
@@ -221,7 +214,7 @@ class RoundTask(RoundRef):
     deadline: datetime = Field(description="end of the round; later updates may be rejected")
 
 
-class CohortOrigin(_FrozenModel):
+class CohortOrigin(StrictModel):
     """How the version of a cohort was aggregated."""
 
     cohort: str = Field(pattern=NAME)
@@ -233,13 +226,13 @@ class CohortOrigin(_FrozenModel):
     epsilon: float | None = Field(None, ge=0, description="largest epsilon spent on a member so far; null: not private")
 
 
-class MemberRequest(_WireModel):
+class MemberRequest(StrictModel):
     """Adds a user to a cohort, with the device that trains for the user."""
 
     device: str = Field(min_length=1, max_length=64, description="id of an enrolled device of the tenant")
 
 
-class MemberView(_WireModel):
+class MemberView(StrictModel):
     """A member of a cohort."""
 
     user: str
@@ -248,7 +241,7 @@ class MemberView(_WireModel):
     updates: int = Field(description="number of the member's accepted updates in all rounds")
 
 
-class RoundView(_WireModel):
+class RoundView(StrictModel):
     """A round as the API shows it."""
 
     cohort: str
@@ -282,7 +275,7 @@ class UpdateState(StrEnum):
     MISSED = "missed"  # the round ended first
 
 
-class UpdateView(_WireModel):
+class UpdateView(StrictModel):
     """A member's update in a round as the API shows it, without the update itself."""
 
     user: str
@@ -301,7 +294,7 @@ class UpdateView(_WireModel):
     updated_at: datetime
 
 
-class CohortView(_WireModel):
+class CohortView(StrictModel):
     """A cohort as the API shows it."""
 
     name: str
@@ -318,7 +311,7 @@ class CohortView(_WireModel):
     created_at: datetime
 
 
-class RoundReceipt(_WireModel):
+class RoundReceipt(StrictModel):
     """The response of `complete` to a device whose update was accepted into a round."""
 
     cohort: str

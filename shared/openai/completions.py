@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from shared.openai.requests import ToolCall, WireModel
+from shared.openai.requests import ToolCall
+from shared.strict_model import StrictModel
 
 
-class Model(WireModel):
+class Model(StrictModel):
     """A model that requests may name."""
 
     id: str
@@ -19,14 +20,14 @@ class Model(WireModel):
     parent: str | None = Field(None, description="the base model of an adapter")
 
 
-class ModelList(WireModel):
+class ModelList(StrictModel):
     """The newest 1,000 adapters that have an approved version, then the base models."""
 
     object: Literal["list"] = "list"
     data: tuple[Model, ...]
 
 
-class Usage(WireModel):
+class Usage(StrictModel):
     """Tokens of a request."""
 
     prompt_tokens: int
@@ -34,7 +35,7 @@ class Usage(WireModel):
     total_tokens: int
 
 
-class LikelyToken(WireModel):
+class LikelyToken(StrictModel):
     """A token and its log-probability, nats. bytes: of its text in UTF-8."""
 
     token: str
@@ -48,14 +49,14 @@ class ChatLogprob(LikelyToken):
     top_logprobs: tuple[LikelyToken, ...]
 
 
-class ChatLogprobs(WireModel):
+class ChatLogprobs(StrictModel):
     """The generated tokens of a message. A text that ended at a stop text lacks those of the stop text."""
 
     content: tuple[ChatLogprob, ...]
     refusal: None = None
 
 
-class CompletionLogprobs(WireModel):
+class CompletionLogprobs(StrictModel):
     """The generated tokens of a completion."""
 
     tokens: tuple[str, ...]
@@ -67,7 +68,7 @@ class CompletionLogprobs(WireModel):
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-class AssistantMessage(WireModel):
+class AssistantMessage(StrictModel):
     """The assistant's turn."""
 
     role: Literal["assistant"] = "assistant"
@@ -76,7 +77,7 @@ class AssistantMessage(WireModel):
     refusal: None = None
 
 
-class ChatChoice(WireModel):
+class ChatChoice(StrictModel):
     """One answer."""
 
     index: int
@@ -85,7 +86,7 @@ class ChatChoice(WireModel):
     finish_reason: Finish
 
 
-class ChatCompletion(WireModel):
+class ChatCompletion(StrictModel):
     """The answers to a conversation."""
 
     id: str
@@ -103,7 +104,7 @@ class DeltaToolCall(ToolCall):
     index: int
 
 
-class Delta(WireModel):
+class Delta(StrictModel):
     """The text or the calls that a chunk adds to a message."""
 
     role: Literal["assistant"] | None = None
@@ -111,7 +112,7 @@ class Delta(WireModel):
     tool_calls: tuple[DeltaToolCall, ...] | None = None
 
 
-class ChatChunkChoice(WireModel):
+class ChatChunkChoice(StrictModel):
     """A chunk of one answer."""
 
     index: int
@@ -120,7 +121,7 @@ class ChatChunkChoice(WireModel):
     finish_reason: Finish | None = None
 
 
-class ChatChunk(WireModel):
+class ChatChunk(StrictModel):
     """An event of a stream of chat."""
 
     id: str
@@ -132,7 +133,7 @@ class ChatChunk(WireModel):
     usage: Usage | None = None
 
 
-class CompletionChoice(WireModel):
+class CompletionChoice(StrictModel):
     """One completion, or a chunk of it, which has no reason to finish before the last one."""
 
     index: int
@@ -141,7 +142,7 @@ class CompletionChoice(WireModel):
     finish_reason: Finish | None
 
 
-class TextCompletion(WireModel):
+class TextCompletion(StrictModel):
     """Completions, or an event of a stream of them."""
 
     id: str

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import from_json
 
 from shared.recipe import MAX_SEED
 from shared.scoring import MAX_NEW_TOKENS, MAX_TEXT
+from shared.strict_model import StrictModel
 
 MAX_MESSAGES = 2_048
 MAX_PARTS = 256  # of one message
@@ -34,13 +35,7 @@ _SOME = Field(min_length=1, max_length=MAX_PROMPTS)
 Prompts = Annotated[tuple[Text, ...], _SOME] | Annotated[tuple[TokenIds, ...], _SOME]
 
 
-class WireModel(BaseModel):
-    """A model of OpenAI's API."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _RequestModel(WireModel):
+class _RequestModel(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_absent(cls, values: Any) -> Any:

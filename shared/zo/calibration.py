@@ -22,11 +22,12 @@ import pydantic
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import InvalidRecipe, InvalidUpload
 from shared.recipe import BaseRef
+from shared.strict_model import StrictModel
 
 F32 = NDArray[np.float32]
 Kind = Literal["gradients", "activations"]
@@ -37,10 +38,8 @@ _METADATA = "mobizo"
 _ORTHONORMAL = 1e-3  # largest difference between an entry of D^T D and the identity
 
 
-class CalibrationMetadata(BaseModel):
+class CalibrationMetadata(StrictModel):
     """The metadata of a calibration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
     base: BaseRef

@@ -20,11 +20,12 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.canonical import canonical_json
 from shared.errors import InvalidRecipe, InvalidUpload
 from shared.recipe import TARGETS, Recipe, Target
+from shared.strict_model import StrictModel
 from shared.zo.calibration import Calibration
 from shared.zo.noise import DOMAIN_A, stream_key, threefry2x32, uniform
 
@@ -46,10 +47,8 @@ def head_order(head_dim: int, rotary_dim: int | None, interleaved: bool) -> NDAr
     return np.concatenate((halves, rest), axis=1).reshape(-1)
 
 
-class BaseShape(BaseModel):
+class BaseShape(StrictModel):
     """The dimensions of a base model on which LoRA and the inputs depend."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     architecture: str
     layers: int = Field(ge=1)

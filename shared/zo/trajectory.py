@@ -23,10 +23,11 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.errors import Conflict
 from shared.recipe import MAX_SEED, Noise, Sha256
+from shared.strict_model import StrictModel
 from shared.zo.noise import direction, query_seeds
 from shared.zo.proximal import proximal_step
 
@@ -37,10 +38,8 @@ _FRAME = struct.Struct("<cII")
 _CRC = struct.Struct("<I")
 
 
-class TrajectoryHeader(BaseModel):
+class TrajectoryHeader(StrictModel):
     """The parameters, besides the coefficients, that determine a run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     job_id: str
     job_seed: int = Field(ge=0, le=MAX_SEED)
@@ -71,10 +70,8 @@ class TrajectoryHeader(BaseModel):
         return self.queries + (self.proximal is not None)
 
 
-class Evaluation(BaseModel):
+class Evaluation(StrictModel):
     """One evaluation on a split of the device's own data, or on reference texts, after `step` steps."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int = Field(ge=0)
     split: Literal["validation", "test", "earlier", "reference"] = Field(
@@ -103,10 +100,8 @@ class Evaluation(BaseModel):
         return self.correct / self.total
 
 
-class Limits(BaseModel):
+class Limits(StrictModel):
     """Limits that an older agent applied to its training from step `step` on. Replay does not depend on them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int = Field(0, ge=0)
     rest: float = Field(0, ge=0, le=100, description="seconds of pause for each second of a step")

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from server.compiler.checkpoints.hub import download
 from shared.canonical import canonical_json, file_sha256, sha256_hex
 from shared.errors import UnreadableCheckpoint
 from shared.recipe import Target
+from shared.strict_model import StrictModel
 from shared.zo.lora import BaseShape
 
 # The files that determine the computation and the tokenization of a Hugging Face model.
@@ -36,10 +37,8 @@ VOCABULARY_FILES = ("vocab.json", "merges.txt")  # used only without tokenizer.j
 TEXT_FILES = ("chat_template.jinja", "generation_config.json")  # read, but not pinned: they change no tensor
 
 
-class Rope(BaseModel):
+class Rope(StrictModel):
     """Rotary position embedding: base frequency, and its scaling for long contexts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     theta: float = 10000.0
     kind: Literal["default", "linear", "llama3", "factors", "yarn"] = "default"
@@ -55,10 +54,8 @@ class Rope(BaseModel):
     attention_factor: float = Field(1.0, description="factor of rotated queries and of rotated keys")
 
 
-class AttentionKind(BaseModel):
+class AttentionKind(StrictModel):
     """What layers of one kind of attention have in common."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rope: Rope | None = Field(Rope(), description="null: queries and keys are not rotated")
     window: int | None = Field(None, ge=1, description="attention window in tokens, including the token itself")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pydantic import BaseModel, ConfigDict, RootModel
+from pydantic import RootModel
 from sqlalchemy import ForeignKey, Index, String, bindparam, case, delete, func, select, update
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -15,6 +15,7 @@ from server.database.database import Repository, add_if_absent, insert_or, locke
 from server.database.paging import PageRequest, PageRows, page_of
 from shared.capabilities import Capabilities, Labels
 from shared.protocol import DeviceView
+from shared.strict_model import StrictModel
 
 FAILURES_BEFORE_COOLDOWN = 3  # in a row
 FIRST_COOLDOWN, LONGEST_COOLDOWN = timedelta(minutes=1), timedelta(hours=1)
@@ -24,10 +25,8 @@ class LabelSet(RootModel[Labels]):
     """Labels that an operator gave to a device."""
 
 
-class DeviceReport(BaseModel):
+class DeviceReport(StrictModel):
     """What a device reported about itself with its last request for a job."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     datasets: tuple[str, ...]
     memory_bytes: int | None = None

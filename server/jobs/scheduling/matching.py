@@ -8,21 +8,20 @@ from functools import lru_cache
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from server.identity.devices.repository import Device, DeviceReport
 from shared.capabilities import NOISE_OPERATOR, Capabilities, Labels, may_take_part
 from shared.job import JobRequest
 from shared.program import ProgramManifest
 from shared.recipe import REVERSE_ESTIMATORS, Backend, RequestedRecipe
+from shared.strict_model import StrictModel
 
 
-class Needs(BaseModel):
+class Needs(StrictModel):
     """Requirements for a device; a field that is left out requires nothing. Sizes in bytes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    labels: Labels = {}
+    labels: Labels = Field({})
     total_bytes: int | None = None  # required by the job
     program_bytes: int | None = None  # weights and planned memory, where too little would only be declined
     backend: Backend | None = None

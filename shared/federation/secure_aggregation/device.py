@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import BaseModel, ConfigDict
 
 from shared.errors import Untrusted
 from shared.federation.secure_aggregation.fixed_point import IntegerVector
@@ -41,20 +40,19 @@ from shared.federation.secure_aggregation.primitives import (
 )
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.federation.secure_aggregation.shamir import SHARE_BYTES, split
+from shared.strict_model import StrictModel
 
 SEALING, MASKING = b"sealing", b"masking"
 IdentityCheck = Callable[[Mapping[str, bytes]], None]
 
 
-class DeviceRoundState(BaseModel):
+class DeviceRoundState(StrictModel):
     """The secret state of one device in one round.
 
     sealing, masking: X25519 private keys. seed: of its own mask. own_shares: its shares of its own two secrets.
     sealed_shares: its message in the phase SHARES. delivery, survivors: the server's messages, of which it accepts no
     second version.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     parameters: SecureAggregationParameters
     member: str

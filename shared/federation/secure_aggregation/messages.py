@@ -13,12 +13,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from shared.canonical import canonical_json
 from shared.federation.secure_aggregation.primitives import KEY_BYTES, NONCE_BYTES, TAG_BYTES
 from shared.federation.secure_aggregation.settings import MAX_MEMBERS
 from shared.federation.secure_aggregation.shamir import SHARE_BYTES
+from shared.strict_model import StrictModel
 
 SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES  # a share of each of two secrets, for one recipient
 SIGNATURE_BYTES = 64
@@ -66,11 +67,7 @@ class Phase(StrEnum):
         return self in (Phase.SUMMING, Phase.DONE, Phase.FAILED)
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Advertisement(_Message):
+class Advertisement(StrictModel):
     """A device's public keys for one round, signed by its identity key from enrollment."""
 
     member: str = Field(min_length=1, max_length=100, description="the device's id")
@@ -90,7 +87,7 @@ def advertisement_bytes(context: bytes, member: str, sealing: bytes, masking: by
     return b"mobizo masking keys\n" + canonical_json(fields)
 
 
-class Roster(_Message):
+class Roster(StrictModel):
     """All devices that advertised keys, in the order of their names, numbered from 1."""
 
     members: tuple[Advertisement, ...] = Field(max_length=MAX_MEMBERS)
@@ -104,21 +101,21 @@ class Roster(_Message):
         return dict(enumerate(self.members, 1))
 
 
-class SealedShares(_Message):
+class SealedShares(StrictModel):
     """One device's shares for all others: SEALED_BYTES for each number of the roster, zeros for itself."""
 
     sealed: Annotated[Base64, Field(max_length=MAX_MEMBERS * SEALED_BYTES)]
     commitment: Key = Field(description="sha256 commitment to the seed of its own mask")
 
 
-class Delivery(_Message):
+class Delivery(StrictModel):
     """The shares that others sealed for one device: SEALED_BYTES for each number of `shared`, in that order."""
 
     shared: Numbers = Field(description="devices that shared their secrets and agree on masks")
     sealed: Annotated[Base64, Field(max_length=MAX_MEMBERS * SEALED_BYTES)]
 
 
-class Consent(_Message):
+class Consent(StrictModel):
     """A device's signature over the list of devices in the sum."""
 
     signature: SignatureBytes
@@ -130,14 +127,14 @@ def consent_bytes(transcript: bytes, survivors: tuple[int, ...]) -> bytes:
     return b"mobizo masking consent\n" + canonical_json(fields)
 
 
-class Consents(_Message):
+class Consents(StrictModel):
     """The signatures of the devices that consented, SIGNATURE_BYTES each, in the order of `numbers`."""
 
     numbers: Numbers
     signatures: Annotated[Base64, Field(max_length=MAX_MEMBERS * SIGNATURE_BYTES)]
 
 
-class Unmasking(_Message):
+class Unmasking(StrictModel):
     """A device's shares, SHARE_BYTES each: of the seeds of devices in the sum, and of the mask keys of the others."""
 
     seeds: Annotated[Base64, Field(max_length=MAX_MEMBERS * SHARE_BYTES)] = Field(
@@ -148,7 +145,7 @@ class Unmasking(_Message):
     )
 
 
-class SecureAggregationView(_Message):
+class SecureAggregationView(StrictModel):
     """The state of a secure aggregation round for one device, with the inputs of the current phase."""
 
     phase: Phase

@@ -6,9 +6,10 @@ import hashlib
 import math
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from shared.canonical import canonical_json
+from shared.strict_model import StrictModel
 
 Bits = Literal[32, 64]
 Threshold = Literal["majority", "two-thirds"]
@@ -16,10 +17,8 @@ MAX_MEMBERS = 1024
 MIN_LEVELS = 1024  # minimum quantization steps between zero and the clip bound at weight 1
 
 
-class SecureAggregationSettings(BaseModel):
+class SecureAggregationSettings(StrictModel):
     """A cohort's secure aggregation settings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     minimum: int = Field(3, ge=3, le=MAX_MEMBERS, description="k: minimum number of devices in a sum")
     threshold: Threshold = Field(
@@ -43,14 +42,12 @@ class SecureAggregationSettings(BaseModel):
         return self
 
 
-class SecureAggregationParameters(BaseModel):
+class SecureAggregationParameters(StrictModel):
     """The parameters of one round. Devices with different parameters cannot take part together.
 
     Every key, share and signature is bound to `context`. If the server sends two devices different parameters, their
     ciphertexts cannot be decrypted and no sum results.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Literal[1] = Field(
         1, description="protocol version; devices of different versions reject each other's keys"
