@@ -40,4 +40,4 @@ def version_path(version: AdapterVersion) -> str:
 def find_version(connection: Connection, name: str, revision: str | int) -> AdapterVersion:
     """Returns the version that a revision names. Raises AdapterNotFound, RevisionNotFound."""
     path = f"{adapter_path(name)}/revisions/{revision_segment(name, revision)}"
-    return AdapterVersion.model_validate(connection.get(path))
+    return connection.get(AdapterVersion, path)

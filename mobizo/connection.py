@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import TypeAdapter
 
 from mobizo.pinned_keys import PinnedKeys
 from shared.key_rotation import ServerKeys
 from shared.protocol import Page
 from shared.transport import Transport
+
+Kind = TypeVar("Kind")
 
 
 class Connection:
@@ -27,37 +30,46 @@ class Connection:
         """Closes the connection."""
         self.transport.close()
 
-    def get(self, path: str, **params: Any) -> Any:
-        """Returns the JSON body of a GET. Query parameters that are None are left out."""
-        return self.send("GET", path, **params)
+    def get(self, kind: type[Kind], path: str, **params: Any) -> Kind:
+        """Returns the JSON body of a GET as an object of `kind`. Query parameters that are None are left out."""
+        return self.send(kind, "GET", path, **params)
 
-    def send(self, method: str, path: str, body: Any = None, **params: Any) -> Any:
-        """Sends `body` as JSON and returns the JSON body of the response; query parameters of None are left out.
+    def send(self, kind: type[Kind], method: str, path: str, body: Any = None, **params: Any) -> Kind:
+        """Sends `body` as JSON and returns the JSON body of the response as `get` does.
 
         The request is retried if the connection fails, so sending it twice must have the effect of sending it once.
         """
         query = {name: value for name, value in params.items() if value is not None}
-        return self.transport.request(method, path, json=body, params=query or None).json()
+        return self._request(kind, method, path, json=body, params=query or None)
 
-    def create(self, path: str, body: Any = None) -> Any:
-        """POSTs `body` with an idempotency key, so that a retry creates nothing twice; returns the JSON response."""
-        headers = {"Idempotency-Key": str(uuid.uuid4())}
-        return self.transport.request("POST", path, json=body, headers=headers).json()
+    def create(self, kind: type[Kind], path: str, body: Any = None) -> Kind:
+        """POSTs `body` with an idempotency key, so that a retry creates nothing twice; returns the response."""
+        return self._request(kind, "POST", path, json=body, headers={"Idempotency-Key": str(uuid.uuid4())})
 
-    def pages(self, path: str, **params: Any) -> Iterator[Any]:
+    def pages(self, kind: type[Kind], path: str, **params: Any) -> Iterator[Kind]:
         """Yields the items of a paginated list; fetches the next page when it is needed."""
         cursor: str | None = None
         while True:
-            page = Page[Any].model_validate(self.get(path, **params, cursor=cursor))
-            yield from page.items
+            page = self.get(Page[Any], path, **params, cursor=cursor)
+            yield from map(TypeAdapter(kind).validate_python, page.items)
             if page.next is None:
                 return
             cursor = page.next
 
     def server_keys(self) -> ServerKeys:
         """Returns the server's current signing key and the signed statements by which older keys name it."""
-        return ServerKeys.model_validate(self.get("/v1/server/keys"))
+        return self.get(ServerKeys, "/v1/server/keys")
 
     def trusted_key(self, key_id: str) -> Ed25519PublicKey:
         """Returns the trusted key with this id. Raises Untrusted if the client does not trust such a key."""
         return self._pinned_keys.key(self.base_url, key_id, self.server_keys)
+
+    def _request(self, kind: type[Kind], method: str, path: str, **options: Any) -> Kind:
+        return TypeAdapter(kind).validate_python(self.transport.request(method, path, **options).json())
+
+
+class Resource:
+    """One part of the API, over the connection of a client."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection

@@ -117,7 +117,7 @@ def _files(connection: Connection, root: str, manifest: AdapterManifest, format:
     if format is Format.RAW:
         return [PeftFile(path=RAW_NAME, size=manifest.size, sha256=manifest.sha256)]
     if format is Format.PEFT:
-        return _checked_names(PeftListing.model_validate(connection.get(root)).files)
+        return _checked_names(connection.get(PeftListing, root).files)
     names = [GGUF_NAME] if format is Format.GGUF else [GGUF_NAME, MODELFILE_NAME]
     return [describe_file(connection, f"{root}/{name}", name) for name in names]
 

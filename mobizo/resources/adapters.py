@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mobizo.adapter_paths import adapter_path, find_version, version_path
-from mobizo.connection import Connection
+from mobizo.connection import Resource
 from mobizo.downloads import DownloadProgress, Format, download_version, fetch_manifest
 from shared.protocol import AdapterVersion, AdapterView
 from shared.registry import AdapterEvent, AdapterManifest, Comparison, VersionState
 
 
-class Adapters:
+class Adapters(Resource):
     """Adapters of the tenant.
 
     name: an adapter's name. revision: `main`, a version's number (7, "7" or "v7"), or the first 7 to 40 digits
@@ -20,22 +20,17 @@ class Adapters:
     RevisionNotFound.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
     def list(self, *, deleted: bool = False) -> Iterator[AdapterView]:
         """Yields all adapters, newest first; with `deleted`, the deleted adapters that can be restored instead."""
-        for item in self._connection.pages("/v1/adapters", deleted=deleted or None):
-            yield AdapterView.model_validate(item)
+        return self._connection.pages(AdapterView, "/v1/adapters", deleted=deleted or None)
 
     def get(self, name: str) -> AdapterView:
         """Returns an adapter with its latest version and its `main`."""
-        return AdapterView.model_validate(self._connection.get(adapter_path(name)))
+        return self._connection.get(AdapterView, adapter_path(name))
 
     def versions(self, name: str, state: VersionState | None = None) -> Iterator[AdapterVersion]:
         """Yields an adapter's versions, newest first, including deleted ones. state: only versions in this state."""
-        for item in self._connection.pages(f"{adapter_path(name)}/versions", state=state):
-            yield AdapterVersion.model_validate(item)
+        return self._connection.pages(AdapterVersion, f"{adapter_path(name)}/versions", state=state)
 
     def version(self, name: str, revision: str | int = "main") -> AdapterVersion:
         """Returns the version that a revision names."""
@@ -44,12 +39,11 @@ class Adapters:
     def compare(self, name: str, left: str | int, right: str | int = "main", *, other: str | None = None) -> Comparison:
         """Returns the differences between two versions. other: the adapter of the right version; None: `name`."""
         path = f"{adapter_path(name)}/compare"
-        return Comparison.model_validate(self._connection.get(path, left=left, right=right, other=other))
+        return self._connection.get(Comparison, path, left=left, right=right, other=other)
 
     def events(self, name: str) -> Iterator[AdapterEvent]:
         """Yields the audit trail of an adapter, newest first. Deleted adapters keep their audit trail."""
-        for item in self._connection.pages(f"{adapter_path(name)}/events"):
-            yield AdapterEvent.model_validate(item)
+        return self._connection.pages(AdapterEvent, f"{adapter_path(name)}/events")
 
     def manifest(self, name: str, revision: str | int = "main") -> AdapterManifest:
         """Returns a version's manifest after verifying the server's signature. Raises Untrusted."""
@@ -86,12 +80,12 @@ class Adapters:
     def promote(self, name: str, revision: str | int, reason: str = "") -> AdapterView:
         """Makes an approved version `main`. Raises Conflict if the version is not approved."""
         body = {"revision": str(revision), "reason": reason}
-        return AdapterView.model_validate(self._connection.send("POST", f"{adapter_path(name)}/promote", body))
+        return self._connection.send(AdapterView, "POST", f"{adapter_path(name)}/promote", body)
 
     def approve(self, name: str, revision: str | int, reason: str = "") -> AdapterVersion:
         """Approves a held version. It becomes `main` unless a later version is approved already."""
         path = f"{version_path(self.version(name, revision))}/approve"
-        return AdapterVersion.model_validate(self._connection.send("POST", path, {"reason": reason}))
+        return self._connection.send(AdapterVersion, "POST", path, {"reason": reason})
 
     def delete(self, name: str, revision: str | int | None = None, reason: str = "") -> AdapterView | AdapterVersion:
         """Deletes a version, or the adapter if `revision` is None, and returns it.
@@ -99,15 +93,14 @@ class Adapters:
         It can be restored until the time `removed_after`.
         """
         if revision is None:
-            adapter = self._connection.send("DELETE", adapter_path(name), reason=reason or None)
-            return AdapterView.model_validate(adapter)
+            return self._connection.send(AdapterView, "DELETE", adapter_path(name), reason=reason or None)
         path = version_path(self.version(name, revision))
-        return AdapterVersion.model_validate(self._connection.send("DELETE", path, reason=reason or None))
+        return self._connection.send(AdapterVersion, "DELETE", path, reason=reason or None)
 
     def undelete(self, name: str, version: int | None = None, reason: str = "") -> AdapterView | AdapterVersion:
         """Restores a deleted version by its number, or the deleted adapter if `version` is None."""
         body = {"reason": reason}
         if version is None:
-            return AdapterView.model_validate(self._connection.send("POST", f"{adapter_path(name)}/undelete", body))
+            return self._connection.send(AdapterView, "POST", f"{adapter_path(name)}/undelete", body)
         path = f"{adapter_path(name)}/versions/{version}/undelete"
-        return AdapterVersion.model_validate(self._connection.send("POST", path, body))
+        return self._connection.send(AdapterVersion, "POST", path, body)

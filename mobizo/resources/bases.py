@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from mobizo.connection import Connection
+from mobizo.connection import Resource
 from shared.catalog import BaseView
 
 
-class Bases:
+class Bases(Resource):
     """Base models that the operator registered; they are the same for every tenant."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def list(self) -> list[BaseView]:
         """Returns all base models, by name."""
-        return [BaseView.model_validate(item) for item in self._connection.get("/v1/bases")]
+        return self._connection.get(list[BaseView], "/v1/bases")

@@ -5,43 +5,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from mobizo.connection import Connection
+from mobizo.connection import Resource
 from shared.errors import CohortNotFound, NotFound
 from shared.federation.cohort import CohortSettings, CohortView, MemberView, RoundView, UpdateView
 from shared.job import NAME
 
 
-class Cohorts:
+class Cohorts(Resource):
     """Cohorts of the tenant. Methods with a cohort's `name` raise CohortNotFound if it does not exist."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def create(self, settings: CohortSettings) -> CohortView:
         """Creates a cohort. Raises Conflict if the name is taken."""
         body = settings.model_dump(mode="json", exclude_unset=True)
-        return CohortView.model_validate(self._connection.create("/v1/cohorts", body))
+        return self._connection.create(CohortView, "/v1/cohorts", body)
 
     def list(self) -> Iterator[CohortView]:
         """Yields all cohorts of the tenant, newest first."""
-        for item in self._connection.pages("/v1/cohorts"):
-            yield CohortView.model_validate(item)
+        return self._connection.pages(CohortView, "/v1/cohorts")
 
     def get(self, name: str) -> CohortView:
         """Returns a cohort with its settings and its latest round."""
-        return CohortView.model_validate(self._connection.get(cohort_path(name)))
+        return self._connection.get(CohortView, cohort_path(name))
 
     def members(self, name: str) -> Iterator[MemberView]:
         """Yields the members of a cohort, newest first."""
-        for item in self._connection.pages(f"{cohort_path(name)}/members"):
-            yield MemberView.model_validate(item)
+        return self._connection.pages(MemberView, f"{cohort_path(name)}/members")
 
     def add_member(self, name: str, user: str, device_id: str) -> MemberView:
         """Adds a user to a cohort, from the next round on. device_id: the device that trains for the user.
 
         Raises NotFound for an unknown device or an invalid user name, Conflict or Forbidden.
         """
-        return MemberView.model_validate(self._connection.send("PUT", _member_path(name, user), {"device": device_id}))
+        return self._connection.send(MemberView, "PUT", _member_path(name, user), {"device": device_id})
 
     def remove_member(self, name: str, user: str) -> None:
         """Removes a user from a cohort. The user's update in an unfinished round is discarded. Raises NotFound."""
@@ -49,31 +44,29 @@ class Cohorts:
 
     def rounds(self, name: str) -> Iterator[RoundView]:
         """Yields the rounds of a cohort, newest first."""
-        for item in self._connection.pages(f"{cohort_path(name)}/rounds"):
-            yield RoundView.model_validate(item)
+        return self._connection.pages(RoundView, f"{cohort_path(name)}/rounds")
 
     def round(self, name: str, number: int) -> RoundView:
         """Returns one round. Raises RoundNotFound."""
-        return RoundView.model_validate(self._connection.get(f"{cohort_path(name)}/rounds/{number}"))
+        return self._connection.get(RoundView, f"{cohort_path(name)}/rounds/{number}")
 
     def open_round(self, name: str) -> RoundView:
         """Opens a round, in which the device of each member is asked for an update.
 
         Raises Conflict if a round is open or the cohort has too few members, VersionHeld if its latest version is held.
         """
-        return RoundView.model_validate(self._connection.create(f"{cohort_path(name)}/rounds"))
+        return self._connection.create(RoundView, f"{cohort_path(name)}/rounds")
 
     def close_round(self, name: str, number: int) -> RoundView:
         """Closes a round now, with the updates received so far. No further round opens automatically.
 
         Raises RoundNotFound.
         """
-        return RoundView.model_validate(self._connection.send("POST", f"{cohort_path(name)}/rounds/{number}/close"))
+        return self._connection.send(RoundView, "POST", f"{cohort_path(name)}/rounds/{number}/close")
 
     def updates(self, name: str, number: int) -> Iterator[UpdateView]:
         """Yields the state of each member's update in a round, newest first. Raises RoundNotFound."""
-        for item in self._connection.pages(f"{cohort_path(name)}/rounds/{number}/updates"):
-            yield UpdateView.model_validate(item)
+        return self._connection.pages(UpdateView, f"{cohort_path(name)}/rounds/{number}/updates")
 
 
 def cohort_path(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from mobizo.connection import Connection
+from mobizo.connection import Resource
 from mobizo.curve import Curve
 from shared.errors import Conflict
 from shared.job import JobRequest, JobSummary, JobView, Progress
@@ -14,11 +14,8 @@ from shared.protocol import JobWaiting
 Event = JobView | Progress
 
 
-class Jobs:
+class Jobs(Resource):
     """Jobs of the tenant. Methods with a `job_id` raise NotFound if the job does not exist."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def submit(self, request: JobRequest) -> JobView:
         """Submits a job and returns it. A retry after a lost response does not create a second job.
@@ -26,27 +23,26 @@ class Jobs:
         Raises BadRequest or one of its subclasses if the server rejects the request.
         """
         body = request.model_dump(mode="json", exclude_unset=True)
-        return JobView.model_validate(self._connection.create("/v1/jobs", body))
+        return self._connection.create(JobView, "/v1/jobs", body)
 
     def get(self, job_id: str) -> JobView:
         """Returns the job with its current state."""
-        return JobView.model_validate(self._connection.get(f"/v1/jobs/{job_id}"))
+        return self._connection.get(JobView, f"/v1/jobs/{job_id}")
 
     def list(self) -> Iterator[JobSummary]:
         """Yields all jobs of the tenant in short, newest first; `get` returns a whole one."""
-        for item in self._connection.pages("/v1/jobs"):
-            yield JobSummary.model_validate(item)
+        return self._connection.pages(JobSummary, "/v1/jobs")
 
     def waiting_reason(self, job_id: str) -> JobWaiting:
         """Returns why the job is waiting, in words, and how many devices could take it."""
-        return JobWaiting.model_validate(self._connection.get(f"/v1/jobs/{job_id}/waiting"))
+        return self._connection.get(JobWaiting, f"/v1/jobs/{job_id}/waiting")
 
     def cancel(self, job_id: str) -> JobView:
         """Cancels the job and returns it. A device that is training stops at its next heartbeat.
 
         Raises Conflict if the job has succeeded or failed.
         """
-        return JobView.model_validate(self._connection.send("POST", f"/v1/jobs/{job_id}/cancel"))
+        return self._connection.send(JobView, "POST", f"/v1/jobs/{job_id}/cancel")
 
     def retry(self, job_id: str) -> JobView:
         """Submits the request of an ended job again, as a new job, and returns the new job.

@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from mobizo.connection import Connection
+from mobizo.connection import Resource
 from mobizo.resources.cohorts import cohort_path
 from shared.errors import NotFound
 from shared.job import NAME
 from shared.privacy import DELTA, CohortPrivacy, DatasetPrivacy, PrivacyBudget, UserPrivacy
 
 
-class Privacy:
+class Privacy(Resource):
     """Privacy accounting of the tenant. Methods with a `user` raise NotFound if it is not a valid user name."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def user(self, user: str) -> UserPrivacy:
         """Returns the epsilon that all jobs of a user have spent together, and the user's budget."""
-        return UserPrivacy.model_validate(self._connection.get(_user_path(user)))
+        return self._connection.get(UserPrivacy, _user_path(user))
 
     def set_user_budget(self, user: str, epsilon: float | None, delta: float = DELTA) -> UserPrivacy:
         """Sets the epsilon that all jobs of a user may spend together. Requires an operator's token.
@@ -29,16 +26,15 @@ class Privacy:
         Raises Forbidden. Raises pydantic.ValidationError if epsilon or delta is out of range.
         """
         body = PrivacyBudget(epsilon=epsilon, delta=delta).model_dump(mode="json")
-        return UserPrivacy.model_validate(self._connection.send("PUT", _user_path(user), body))
+        return self._connection.send(UserPrivacy, "PUT", _user_path(user), body)
 
     def device(self, device_id: str) -> list[DatasetPrivacy]:
         """Returns the epsilon that runs have spent on each data set of a device. Raises NotFound."""
-        items = self._connection.get(f"/v1/devices/{quote(device_id, safe='')}/privacy")
-        return [DatasetPrivacy.model_validate(item) for item in items]
+        return self._connection.get(list[DatasetPrivacy], f"/v1/devices/{quote(device_id, safe='')}/privacy")
 
     def cohort(self, cohort: str) -> CohortPrivacy:
         """Returns the epsilon that a cohort's rounds have spent per member and per example. Raises CohortNotFound."""
-        return CohortPrivacy.model_validate(self._connection.get(f"{cohort_path(cohort)}/privacy"))
+        return self._connection.get(CohortPrivacy, f"{cohort_path(cohort)}/privacy")
 
 
 def _user_path(user: str) -> str:

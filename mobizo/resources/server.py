@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from mobizo.connection import Connection
+from mobizo.connection import Resource
 from shared.key_rotation import ServerKeys
 from shared.protocol import ServerInfo, ServerUsage
 
 
-class Server:
+class Server(Resource):
     """Facts about the server itself."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def info(self) -> ServerInfo:
         """Returns the server's version and its public signing key."""
-        return ServerInfo.model_validate(self._connection.get("/v1/server"))
+        return self._connection.get(ServerInfo, "/v1/server")
 
     def keys(self) -> ServerKeys:
         """Returns the current signing key and the signed statements by which older keys name it."""
@@ -26,4 +23,4 @@ class Server:
 
         Requires an operator's token. Raises Forbidden.
         """
-        return ServerUsage.model_validate(self._connection.get("/v1/server/usage"))
+        return self._connection.get(ServerUsage, "/v1/server/usage")

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mobizo.connection import Connection
+from mobizo.connection import Resource
 from shared.access import TokenGrant, TokenRequest, TokenView, WhoAmI
 
 
-class Tokens:
+class Tokens(Resource):
     """Tokens of the tenant. All methods except `whoami` require an operator's token and raise Forbidden without it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def whoami(self) -> WhoAmI:
         """Returns the tenant, role and scopes of this client's own token."""
-        return WhoAmI.model_validate(self._connection.get("/v1/whoami"))
+        return self._connection.get(WhoAmI, "/v1/whoami")
 
     def list(self) -> Iterator[TokenView]:
         """Yields the tenant's tokens, newest first, without their secret text."""
-        for item in self._connection.pages("/v1/tokens"):
-            yield TokenView.model_validate(item)
+        return self._connection.pages(TokenView, "/v1/tokens")
 
     def create(self, request: TokenRequest) -> TokenGrant:
         """Creates a token with at most this client's scopes. The returned secret text cannot be read again.
 
         Raises Forbidden if the request asks for more scopes than the client's own token has.
         """
-        return TokenGrant.model_validate(self._connection.create("/v1/tokens", request.model_dump(mode="json")))
+        return self._connection.create(TokenGrant, "/v1/tokens", request.model_dump(mode="json"))
 
     def revoke(self, token_id: str) -> None:
         """Revokes a token with immediate effect. Raises NotFound."""

@@ -5,20 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from mobizo.adapter_paths import find_version, version_path
-from mobizo.connection import Connection
+from mobizo.connection import Resource
 from mobizo.downloads import DownloadProgress, download_file
 from shared.protocol import AdapterVersion, PeftFile, TrajectoryView
 
 
-class Trajectories:
+class Trajectories(Resource):
     """Trajectories of adapter versions. A version has one if the job asked for it and the device's owner allowed it.
 
     revision: as in `client.adapters`. All methods raise AdapterNotFound and RevisionNotFound, and NotFound if the
     version has no trajectory.
     """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def get(self, name: str, revision: str | int = "main") -> TrajectoryView:
         """Returns the size, the number of steps and the verification state of a version's trajectory."""
@@ -40,4 +37,4 @@ class Trajectories:
         return view
 
     def _view(self, version: AdapterVersion) -> TrajectoryView:
-        return TrajectoryView.model_validate(self._connection.get(f"{version_path(version)}/trajectory"))
+        return self._connection.get(TrajectoryView, f"{version_path(version)}/trajectory")
