@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel
 
 from mobizo.adapter_paths import split_reference
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, err, out, percent, print_json, score_text
+from mobizo.cli.console import Json, err, percent, score_text, show
 from mobizo.cli.progress import download_progress
-from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
+from mobizo.cli.tables import MAX_ROWS, Limit, print_items, take_newest
 from mobizo.downloads import Format
 from shared.protocol import AdapterVersion, AdapterView
 from shared.registry import Comparison, VersionState
@@ -51,9 +50,6 @@ def list_adapters(
     """List adapters, newest first."""
     with connect() as client:
         adapters = take_newest(client.adapters.list(deleted=deleted), limit)
-    if as_json:
-        print_json(list[BaseModel](adapters))
-        return
     rows = []
     for adapter in adapters:
         main = "" if adapter.main is None else f"v{adapter.main}"
@@ -62,7 +58,9 @@ def list_adapters(
             score = score_text(adapter.latest.result)
             created = adapter.latest.created_at.isoformat(" ", "seconds")
         rows.append((adapter.name, main, str(adapter.versions), adapter.user, score, created))
-    print_table(
+    print_items(
+        as_json,
+        adapters,
         ("adapter", "main", "versions", "user", "tuned accuracy", "latest"),
         rows,
         empty="no adapters; a job creates the first version of one, see `mobizo job submit --help`",
@@ -82,11 +80,8 @@ def view(
     name, revision = split_reference(reference)
     with connect() as client:
         item = client.adapters.get(name) if revision is None else client.adapters.version(name, revision)
-    if as_json:
-        print_json(item)
-        return
     lines = _adapter_lines(item) if isinstance(item, AdapterView) else _version_lines(item)
-    out.print("\n".join(lines), markup=False, soft_wrap=True)
+    show(as_json, item, "\n".join(lines))
 
 
 def _adapter_lines(adapter: AdapterView) -> list[str]:
@@ -114,23 +109,21 @@ def list_versions(
     with connect() as client:
         versions = take_newest(client.adapters.versions(name, state), limit)
         adapter = client.adapters.get(name)
-    if as_json:
-        print_json(list[BaseModel](versions))
-        return
-    rows = []
-    for version in versions:
-        rows.append(
-            (
-                f"v{version.version}",
-                version.revision[:REVISION_DIGITS],
-                version.state,
-                "main" if adapter.main == version.version else "",
-                percent(version.result.before_accuracy),
-                score_text(version.result),
-                version.created_at.date().isoformat(),
-            )
+    rows = [
+        (
+            f"v{version.version}",
+            version.revision[:REVISION_DIGITS],
+            version.state,
+            "main" if adapter.main == version.version else "",
+            percent(version.result.before_accuracy),
+            score_text(version.result),
+            version.created_at.date().isoformat(),
         )
-    print_table(
+        for version in versions
+    ]
+    print_items(
+        as_json,
+        versions,
         ("version", "revision", "state", "main", "before", "after", "created"),
         rows,
         empty="no versions in this state" if state else "no versions",
@@ -162,9 +155,7 @@ def pull(
         adapter_version = client.adapters.download(
             name, to, revision, format, base_sha256=base_sha256, progress=progress
         )
-    print_json(adapter_version) if as_json else out.print(
-        f"{version_line(adapter_version)} -> {to}", soft_wrap=True, markup=False
-    )
+    show(as_json, adapter_version, f"{version_line(adapter_version)} -> {to}")
 
 
 @commands.command()
@@ -191,9 +182,7 @@ def compare(
     other, second = name_and_revision(right or name)
     with connect() as client:
         comparison = client.adapters.compare(name, first, second, other=None if other == name else other)
-    print_json(comparison) if as_json else out.print(
-        "\n".join(_comparison_lines(comparison)), markup=False, soft_wrap=True
-    )
+    show(as_json, comparison, "\n".join(_comparison_lines(comparison)))
 
 
 def _comparison_lines(comparison: Comparison) -> list[str]:
@@ -214,16 +203,13 @@ def list_events(connect: Connect, name: Name, limit: Limit = MAX_ROWS, as_json: 
     """Show the audit trail of an adapter, newest first."""
     with connect() as client:
         events = take_newest(client.adapters.events(name), limit)
-    if as_json:
-        print_json(list[BaseModel](events))
-        return
     rows = []
     for event in events:
         version = event.tag or "" if event.version is None else f"v{event.version} {event.tag or ''}"
         main = "" if event.main_after is None else f"v{event.main_after}"
         actor = event.user or event.name or event.actor
         rows.append((event.at.isoformat(" ", "seconds"), actor, event.action, version, main, event.reason))
-    print_table(("time", "actor", "action", "version", "main", "reason"), rows)
+    print_items(as_json, events, ("time", "actor", "action", "version", "main", "reason"), rows)
 
 
 @commands.command()
@@ -241,9 +227,7 @@ def trajectory(
             details = client.trajectories.get(name, revision)
         else:
             details = client.trajectories.download(name, to, revision, progress=progress)
-    if as_json:
-        print_json(details)
-        return
     verified = "verified: its replay gives the same LoRA-B" if details.verified else "not verified"
     location = "instead of LoRA-B" if details.replaces_weights else "beside LoRA-B"
-    out.print(f"{name} v{details.version}: {details.steps} steps, {details.size} bytes, stored {location}; {verified}")
+    facts = f"{details.steps} steps, {details.size} bytes, stored {location}; {verified}"
+    show(as_json, details, f"{name} v{details.version}: {facts}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, print_json
-from mobizo.cli.tables import print_table
+from mobizo.cli.console import Json
+from mobizo.cli.tables import print_items
 from shared.catalog import BaseView
 
 group = typer.Typer(no_args_is_help=True)
@@ -23,10 +23,9 @@ def list_bases(connect: Connect, as_json: Json = False) -> None:
     """List base models: size, architecture, precisions that can train, and whether they have a chat template."""
     with connect() as client:
         models = client.bases.list()
-    if as_json:
-        print_json([*models])
-        return
-    print_table(
+    print_items(
+        as_json,
+        models,
         ("base", "architecture", "parameters", "context", "precisions", "chat", "Hub id"),
         [_row(base) for base in models],
         empty="no base models; an operator registers one with `mobizo-server base add`",

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, out, percent, print_json, read_file
-from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
+from mobizo.cli.console import Json, out, percent, read_file, show
+from mobizo.cli.tables import MAX_ROWS, Limit, print_items, take_newest
 from shared.federation.cohort import CohortSettings, CohortView, RoundView
 
 group = typer.Typer(help="Average the adapters of many users into one, in rounds.", no_args_is_help=True)
@@ -39,11 +38,8 @@ def _round_line(view: RoundView) -> str:
 
 
 def _print_view(view: CohortView | RoundView, as_json: bool) -> None:
-    if as_json:
-        print_json(view)
-        return
     if isinstance(view, RoundView):
-        out.print(f"{view.cohort}: {_round_line(view)}", markup=False, soft_wrap=True)
+        show(as_json, view, f"{view.cohort}: {_round_line(view)}")
         return
     settings = view.settings
     lines = [
@@ -56,7 +52,7 @@ def _print_view(view: CohortView | RoundView, as_json: bool) -> None:
     ]
     if view.round is not None:
         lines.append(_round_line(view.round))
-    out.print("\n".join(lines), markup=False, soft_wrap=True)
+    show(as_json, view, "\n".join(lines))
 
 
 @group.command()
@@ -83,16 +79,15 @@ def list_cohorts(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = Fals
     """List cohorts, newest first."""
     with connect() as client:
         cohorts = take_newest(client.cohorts.list(), limit)
-    if as_json:
-        print_json(list[BaseModel](cohorts))
-        return
     rows = []
     for cohort in cohorts:
         latest = "" if cohort.round is None else str(cohort.round.state)
         version = "" if cohort.version is None else f"v{cohort.version}"
         row = (cohort.name, str(cohort.members), str(cohort.rounds), version, latest, cohort.settings.algorithm.name)
         rows.append(row)
-    print_table(
+    print_items(
+        as_json,
+        cohorts,
         ("cohort", "members", "rounds", "version", "latest round", "algorithm"),
         rows,
         empty="no cohorts; `mobizo cohort create FILE` creates one",
@@ -113,15 +108,12 @@ def members(connect: Connect, name: Name, limit: Limit = MAX_ROWS, as_json: Json
     """List the members of a cohort."""
     with connect() as client:
         member_views = take_newest(client.cohorts.members(name), limit)
-    if as_json:
-        print_json(list[BaseModel](member_views))
-        return
     rows = [
         (member.user, member.device_id, str(member.updates), member.joined_at.isoformat(" ", "seconds"))
         for member in member_views
     ]
     empty = f"no members; `mobizo cohort join {name} USER --device DEVICE` adds one"
-    print_table(("user", "device", "updates", "joined"), rows, empty=empty)
+    print_items(as_json, member_views, ("user", "device", "updates", "joined"), rows, empty=empty)
 
 
 @group.command()
@@ -136,9 +128,7 @@ def join(
     """Add a user to a cohort, from the next round on."""
     with connect() as client:
         member = client.cohorts.add_member(name, user, device)
-    print_json(member) if as_json else out.print(
-        f"{member.user} joined {name} with device {member.device_id}", markup=False
-    )
+    show(as_json, member, f"{member.user} joined {name} with device {member.device_id}")
 
 
 @group.command()
@@ -160,9 +150,6 @@ def rounds(connect: Connect, name: Name, limit: Limit = MAX_ROWS, as_json: Json 
     """List a cohort's rounds, newest first."""
     with connect() as client:
         round_views = take_newest(client.cohorts.rounds(name), limit)
-    if as_json:
-        print_json(list[BaseModel](round_views))
-        return
     rows = [
         (
             str(view.number),
@@ -176,7 +163,9 @@ def rounds(connect: Connect, name: Name, limit: Limit = MAX_ROWS, as_json: Json 
         )
         for view in round_views
     ]
-    print_table(
+    print_items(
+        as_json,
+        round_views,
         ("round", "state", "updates", "from", "published", "accuracy at start", "bytes", "reason"),
         rows,
         empty=f"no rounds; `mobizo cohort open {name}` opens one",
@@ -189,9 +178,6 @@ def updates(connect: Connect, name: Name, number: Number = None, as_json: Json =
     """List the state of each member's update in a round."""
     with connect() as client:
         update_views = list(client.cohorts.updates(name, number or client.cohorts.get(name).rounds or 1))
-    if as_json:
-        print_json(list[BaseModel](update_views))
-        return
     rows = [
         (
             update.user,
@@ -204,10 +190,8 @@ def updates(connect: Connect, name: Name, number: Number = None, as_json: Json =
         )
         for update in update_views
     ]
-    print_table(
-        ("user", "state", "examples", "norm", "stale", "bytes", "accuracy"),
-        rows,
-    )
+    columns = "user", "state", "examples", "norm", "stale", "bytes", "accuracy"
+    print_items(as_json, update_views, columns, rows)
 
 
 @group.command("open")

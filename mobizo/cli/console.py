@@ -63,3 +63,8 @@ def print_json(value: BaseModel | list[BaseModel] | dict[str, Any]) -> None:
     else:
         plain = value
     out.print_json(json.dumps(plain))
+
+
+def show(as_json: bool, value: BaseModel | list[BaseModel] | dict[str, Any], text: str) -> None:
+    """Prints `value` as JSON, or `text`."""
+    print_json(value) if as_json else out.print(text, markup=False, soft_wrap=True)

@@ -7,18 +7,11 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import (
-    Json,
-    Yes,
-    err,
-    out,
-    print_json,
-    stop,
-)
-from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
+from mobizo.cli.console import Json, Yes, err, out, show, stop
+from mobizo.cli.tables import MAX_ROWS, Limit, print_items, printable, take_newest
 from mobizo.resources.devices import Devices
 from shared.invalid_fields import first_invalid
 from shared.protocol import DeviceChange, DeviceView, EnrollmentRequest
@@ -54,7 +47,7 @@ def create_enrollment_token(
     if not user:
         # Standard output is reserved for the token.
         err.print(NO_USERS, markup=False, soft_wrap=True)
-    print_json(enrollment) if as_json else out.print(enrollment.token)
+    show(as_json, enrollment, enrollment.token)
 
 
 @group.command("list")
@@ -63,14 +56,13 @@ def list_devices(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = Fals
     """List devices, newest first."""
     with connect() as client:
         devices = take_newest(client.devices.list(), limit)
-    if as_json:
-        print_json(list[BaseModel](devices))
-        return
     rows = [
         (device.id, device.name, _state(device), " ".join(device.users), _labels(device), _last_seen(device))
         for device in devices
     ]
-    print_table(
+    print_items(
+        as_json,
+        devices,
         ("device", "name", "state", "users", "labels", "last seen"),
         rows,
         empty="no devices; `mobizo device enroll-token --user USER` lets one enroll",
@@ -83,9 +75,6 @@ def view(connect: Connect, device: Device, as_json: Json = False) -> None:
     """Show a device: its users, labels, data sets and state."""
     with connect("mobizo device list") as client:
         details = client.devices.get(device)
-    if as_json:
-        print_json(details)
-        return
     memory = "" if details.memory_bytes is None else f"{details.memory_bytes:,} bytes"
     values = {
         "state": _state(details),
@@ -97,7 +86,7 @@ def view(connect: Connect, device: Device, as_json: Json = False) -> None:
         "last seen": _last_seen(details),
     }
     lines = [f"{details.id}  {details.name}", *(f"{name}: {value or 'none'}" for name, value in values.items())]
-    out.print("\n".join(_printable(line) for line in lines), markup=False, soft_wrap=True)
+    show(as_json, details, "\n".join(map(printable, lines)))
 
 
 @group.command()
@@ -120,7 +109,7 @@ def label(
         raise stop(str(first_invalid(error)), 2) from error
     with connect("mobizo device list") as client:
         details = client.devices.label(device, changes)
-    print_json(details) if as_json else out.print(f"{details.name}: {_labels(details) or 'no labels'}", markup=False)
+    show(as_json, details, f"{details.name}: {_labels(details) or 'no labels'}")
 
 
 @group.command()
@@ -129,7 +118,7 @@ def bind(connect: Connect, device: Device, user: User, as_json: Json = False) ->
     """Bind a user to a device: from now on the device gets the user's jobs (operator)."""
     with connect("mobizo device list") as client:
         details = client.devices.bind(device, user)
-    print_json(details) if as_json else out.print(f"{details.name}: {', '.join(details.users)}", markup=False)
+    show(as_json, details, f"{details.name}: {', '.join(details.users)}")
 
 
 @group.command()
@@ -152,11 +141,11 @@ def revoke(
     """Revoke a device with immediate effect. Its jobs return to the queue for other devices (operator)."""
     with connect("mobizo device list") as client:
         target = _find_device(client.devices, device)
-        question = f"Revoke {_printable(target.name)} ({target.id})? It must enroll again to get jobs."
+        question = f"Revoke {printable(target.name)} ({target.id})? It must enroll again to get jobs."
         if not yes and not typer.confirm(question, err=True):
             raise stop("the device was not revoked", 1)
         revoked_device = client.devices.revoke(target.id)
-    print_json(revoked_device) if as_json else out.print(f"{_printable(revoked_device.name)} is revoked", markup=False)
+    show(as_json, revoked_device, f"{printable(revoked_device.name)} is revoked")
 
 
 def _find_device(devices: Devices, name_or_id: str) -> DeviceView:
@@ -183,8 +172,3 @@ def _labels(device: DeviceView) -> str:
 
 def _last_seen(device: DeviceView) -> str:
     return "never" if device.last_seen_at is None else f"{device.last_seen_at:%Y-%m-%d %H:%M} UTC"
-
-
-def _printable(text: str) -> str:
-    """Returns a text in which control characters, which a device may have sent, are replaced by `?`."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

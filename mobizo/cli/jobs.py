@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, err, out, print_json, read_file, stop
+from mobizo.cli.console import Json, err, out, print_json, read_file, show, stop
 from mobizo.cli.progress import show_job_progress
-from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
+from mobizo.cli.tables import MAX_ROWS, Limit, print_items, take_newest
 from mobizo.client import Client
 from shared.errors import Forbidden, NotFound
 from shared.job import AUTO, JobRequest, JobStart, JobState, JobView, Repeat
@@ -199,10 +199,9 @@ def list_jobs(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = False) 
     """List jobs, newest first."""
     with connect() as client:
         jobs = take_newest(client.jobs.list(), limit)
-    if as_json:
-        print_json(list[BaseModel](jobs))
-        return
-    print_table(
+    print_items(
+        as_json,
+        jobs,
         ("job", "state", "adapter", "user", "created"),
         [(job.id, job.state, job.adapter, job.user, job.created_at.isoformat(" ", "seconds")) for job in jobs],
         empty="no jobs; `mobizo job submit FILE` submits one",
@@ -228,4 +227,4 @@ def cancel(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
     """Cancel a job. For a job that repeats, this ends the series, even between two jobs."""
     with connect("mobizo job list") as client:
         job = client.jobs.cancel(job_id)
-    print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
+    show(as_json, job, f"{job.id}  {job.state}")

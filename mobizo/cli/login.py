@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mobizo.cli.connect import Connect, ProfileName, Server, open_client, server_command
-from mobizo.cli.console import Json, err, out, print_json, stop
+from mobizo.cli.console import Json, err, out, show, stop
 from mobizo.cli.settings import DEFAULT_SERVER, choose_profile
 from mobizo.profiles import Profile, config_file, read_profiles, write_profiles
 from shared.access import WhoAmI
@@ -58,10 +58,8 @@ def login(
         me = client.tokens.whoami()
     profiles = replace(profiles.with_profile(name, Profile(url, token)), current=profiles.current or name)
     write_profiles(path, profiles)
-    if as_json:
-        print_json({"profile": name, "server": url, "file": str(path), "whoami": me.model_dump(mode="json")})
-    else:
-        out.print(f"logged in to {url} as {_owner(me)}; profile {name} in {path}", markup=False, soft_wrap=True)
+    facts = {"profile": name, "server": url, "file": str(path), "whoami": me.model_dump(mode="json")}
+    show(as_json, facts, f"logged in to {url} as {_owner(me)}; profile {name} in {path}")
     if profiles.current != name:
         hint = f"use it with --profile {name}; `mobizo config use {name}` makes it the default"
         err.print(hint, markup=False, soft_wrap=True)
@@ -100,12 +98,8 @@ def whoami(connect: Connect, as_json: Json = False) -> None:
     """Show the tenant, role, scopes and expiry of your token."""
     with connect() as client:
         me = client.tokens.whoami()
-    if as_json:
-        print_json(me)
-        return
-    out.print(_owner(me), markup=False)
-    out.print(f"scopes: {' '.join(me.scopes) or 'none'}", markup=False)
-    out.print("expires: " + ("never" if me.expires_at is None else f"{me.expires_at:%Y-%m-%d %H:%M} UTC"))
+    expiry = "never" if me.expires_at is None else f"{me.expires_at:%Y-%m-%d %H:%M} UTC"
+    show(as_json, me, f"{_owner(me)}\nscopes: {' '.join(me.scopes) or 'none'}\nexpires: {expiry}")
 
 
 def _owner(me: WhoAmI) -> str:

@@ -8,7 +8,7 @@ import typer
 from pydantic import ValidationError
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, out, print_json, stop
+from mobizo.cli.console import Json, out, print_json, show, stop
 from shared.errors import MobizoError
 from shared.federation.accounting import epsilon_of, noise_for, run_spending
 from shared.invalid_fields import first_invalid
@@ -80,9 +80,6 @@ def cohort(
     """Show the epsilon that a cohort's rounds have spent per member and per example."""
     with connect() as client:
         privacy = client.privacy.cohort(name)
-    if as_json:
-        print_json(privacy)
-        return
     lines = [f"{privacy.cohort}  {privacy.rounds} published rounds"]
     if privacy.members_epsilon is None and privacy.examples_epsilon is None:
         lines.append("no privacy: the cohort's rounds give no epsilon bound for its members")
@@ -91,7 +88,7 @@ def cohort(
         lines.append(f"each member: epsilon {privacy.members_epsilon:.3f}{budget} at delta {privacy.members_delta:g}")
     if privacy.examples_epsilon is not None:
         lines.append(f"each example: epsilon {privacy.examples_epsilon:.3f} at delta {privacy.examples_delta:g}")
-    out.print("\n".join(lines), markup=False)
+    show(as_json, privacy, "\n".join(lines))
 
 
 @group.command()
@@ -116,19 +113,14 @@ def noise(
         raise stop(str(first_invalid(error)), 2) from error
     except MobizoError as error:
         raise stop(error.detail, 1) from error
-    if as_json:
-        print_json({"noise_multiplier": settings.sigma, "epsilon": spent_epsilon, "delta": delta})
-        return
-    out.print(f"noise_multiplier {settings.sigma:g}  epsilon {spent_epsilon:.3f}  delta {delta:g}", markup=False)
+    facts = {"noise_multiplier": settings.sigma, "epsilon": spent_epsilon, "delta": delta}
+    show(as_json, facts, f"noise_multiplier {settings.sigma:g}  epsilon {spent_epsilon:.3f}  delta {delta:g}")
 
 
 def _print_privacy(privacy: UserPrivacy, as_json: bool) -> None:
-    if as_json:
-        print_json(privacy)
-        return
     epsilon = "unbounded" if privacy.epsilon is None else f"{privacy.epsilon:.3f}"
     budget = "" if privacy.budget is None else f" of {privacy.budget:g}"
     lines = [f"{privacy.user}  epsilon {epsilon}{budget} at delta {privacy.delta:g}  {privacy.runs} private runs"]
     if privacy.unprotected:
         lines.append(f"{privacy.unprotected} more jobs had no differential privacy; epsilon does not cover them")
-    out.print("\n".join(lines), markup=False)
+    show(as_json, privacy, "\n".join(lines))

@@ -7,11 +7,12 @@ from itertools import islice
 from typing import Annotated, TypeVar
 
 import typer
+from pydantic import BaseModel
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from mobizo.cli.console import err, out
+from mobizo.cli.console import err, out, print_json
 
 MAX_ROWS = 100
 
@@ -27,13 +28,20 @@ def take_newest(items: Iterable[Item], limit: int) -> list[Item]:
     return rows[:limit]
 
 
+def print_items(
+    as_json: bool, items: Sequence[BaseModel], columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str = ""
+) -> None:
+    """Prints items as JSON, or their rows as `print_table` does."""
+    print_json([*items]) if as_json else print_table(columns, rows, empty=empty)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str = "") -> None:
     """Prints rows: a table with a header on a terminal; elsewhere tab-separated lines, uncut and without a header.
 
     empty: what a terminal shows on standard error instead of a table without rows. Characters that do not print are
     replaced by `?`.
     """
-    cells = [[_printable(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     if not out.is_terminal:
         for row in cells:
             typer.echo("\t".join(row))
@@ -51,5 +59,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty:
     out.print(table)
 
 
-def _printable(cell: str) -> str:
+def printable(cell: str) -> str:
+    """Returns a text in which control characters, which a device may have sent, are replaced by `?`."""
     return "".join(letter if letter.isprintable() else " " if letter in "\t\n\r" else "?" for letter in cell)

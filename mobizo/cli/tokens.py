@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, out, print_json, stop
-from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
+from mobizo.cli.console import Json, out, show, stop
+from mobizo.cli.tables import MAX_ROWS, Limit, print_items, take_newest
 from shared.access import Role, Scope, TokenRequest
 from shared.invalid_fields import first_invalid
 
@@ -44,7 +44,7 @@ def create_token(
         raise stop(f"--{str(first.location[0]).replace('_', '-')}: {first.message}", 2) from error
     with connect() as client:
         grant = client.tokens.create(request)
-    print_json(grant) if as_json else out.print(grant.token, soft_wrap=True)
+    show(as_json, grant, grant.token)
 
 
 @group.command("list")
@@ -53,16 +53,12 @@ def list_tokens(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = False
     """List tokens, newest first, without their secret text."""
     with connect() as client:
         tokens = take_newest(client.tokens.list(), limit)
-    if as_json:
-        print_json(list[BaseModel](tokens))
-        return
     rows = []
     for item in tokens:
         expiry = "revoked" if item.revoked_at else "never" if item.expires_at is None else f"{item.expires_at:%Y-%m-%d}"
         last_used = "" if item.last_used_at is None else f"{item.last_used_at:%Y-%m-%d %H:%M}"
         rows.append((item.id, item.name, item.role, item.user or "", expiry, last_used))
-    columns = "id", "name", "role", "user", "expires", "last used"
-    print_table(columns, rows)
+    print_items(as_json, tokens, ("id", "name", "role", "user", "expires", "last used"), rows)
 
 
 @group.command("revoke")

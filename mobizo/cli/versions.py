@@ -11,7 +11,7 @@ import typer
 from mobizo.adapter_paths import split_reference
 from mobizo.cli.adapters import REVISIONS, version_line
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, Yes, out, print_json, stop
+from mobizo.cli.console import Json, Yes, show, stop
 from mobizo.client import Client
 from shared.protocol import AdapterVersion, AdapterView
 
@@ -32,16 +32,13 @@ def _change(connect: Connect, as_json: bool, change: Callable[[Client], AdapterV
     """Changes an adapter or a version on the server, and prints its new state."""
     with connect() as client:
         item = change(client)
-    if as_json:
-        print_json(item)
-        return
     if isinstance(item, AdapterVersion):
         text, removed_after = version_line(item), item.removed_after
     else:
         main = "none" if item.main is None else f"v{item.main}"
         text, removed_after = f"{item.name}: main {main}", item.removed_after
     note = "" if removed_after is None else f"; deleted, can be restored until {removed_after:%Y-%m-%d %H:%M} UTC"
-    out.print(text + note, markup=False, soft_wrap=True)
+    show(as_json, item, text + note)
 
 
 @commands.command()
