@@ -14,9 +14,10 @@ from urllib.parse import parse_qsl
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
-from server.dashboard.sessions import SessionService, Visitor, is_csrf_token, is_secret, session_digest
+from server.dashboard.pages import Visitor
+from server.dashboard.sessions import SessionService, is_csrf_token, is_secret, session_digest
 from server.database.columns import utc_now
-from server.identity.tokens import make_last_used
+from server.identity.tokens import Principal, make_last_used
 from server.web.bodies import UnsupportedMediaType, media_type
 from server.web.openapi import may_raise
 from server.web.routes import Rule
@@ -29,8 +30,6 @@ LOGIN_COOKIE = "mobizo_login"  # guards the login form, before there is a sessio
 CSRF = "csrf"  # the field of a form
 FORM = "application/x-www-form-urlencoded"
 MAX_FIELDS = 100
-# For routes that read a form.
-FORM_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {FORM: {"schema": {"type": "object"}}}}}
 
 
 class ForgedForm(Forbidden):
@@ -39,9 +38,9 @@ class ForgedForm(Forbidden):
     code, title = "forged-form", "Form not accepted"
 
 
-def _lookup(state: AppState, secret: str) -> tuple[Visitor, str]:
+def _lookup(state: AppState, secret: str) -> tuple[Principal, str]:
     with state.database.autocommit() as session:
-        return SessionService(session).visitor(secret)
+        return SessionService(session).principal(secret)
 
 
 @may_raise(Unauthorized, Forbidden, TenantSuspended, TooManyRequests)
@@ -73,12 +72,12 @@ class SignedIn(Rule):
             raise Unauthorized("sign in first")
         digest = session_digest(secret)
         with state.limits.checking(digest, address):
-            visitor, token = await run_in_threadpool(_lookup, state, secret)
+            principal, token = await run_in_threadpool(_lookup, state, secret)
         state.limits.before(token, address)
         state.limits.good(token)
-        state.get(make_last_used).note(visitor.principal.token_number, utc_now())
-        request.state.visitor = visitor
-        if missing := self.scopes - visitor.principal.scopes:
+        state.get(make_last_used).note(principal.token_number, utc_now())
+        request.state.visitor = Visitor(principal, secret, request)
+        if missing := self.scopes - principal.scopes:
             raise Forbidden(f"the token lacks: {', '.join(sorted(missing))}", missing=sorted(missing))
 
 

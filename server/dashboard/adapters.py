@@ -12,11 +12,10 @@ from fastapi import Query, Request, Response
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.access import Fields, signed_in
 from server.dashboard.devices import device_names
-from server.dashboard.pages import page, redirect
+from server.dashboard.pages import Visitor, redirect
 from server.dashboard.routes import PageRoutes
-from server.dashboard.sessions import Visitor
 from server.database.paging import PageRequest
 from server.inference.responses import Generation, score
 from server.registry.comparison import compare_revisions
@@ -49,25 +48,23 @@ FIELD = "field-"  # before a record's field in the name of a form's
 
 
 @router.get("")
-def adapters(request: Request, visitor: Reader, state: State, session: Reading, paging: Paging) -> Response:
+def adapters(visitor: Reader, state: State, session: Reading, paging: Paging) -> Response:
     """The tenant's adapters, newest first."""
     rows = AdapterRepository(session).page(visitor.principal.tenant, paging)
     listing = paging.page(AdapterService(session).views(rows.rows, state.settings.adapter_grace), rows.before)
     held_versions = AdapterRepository(session).held_versions(visitor.principal.tenant, 20)
-    return page(request, visitor, "adapters.html", "Adapters", listing=listing, held_versions=held_versions)
+    return visitor.page("adapters.html", "Adapters", listing=listing, held_versions=held_versions)
 
 
 @router.get("/{name}")
-def adapter(request: Request, visitor: Reader, name: str, state: State, session: Reading, paging: Paging) -> Response:
+def adapter(visitor: Reader, name: str, state: State, session: Reading, paging: Paging) -> Response:
     """An adapter: its versions with their scores and lineage, its rule, and its audit trail."""
     stored_adapter = find_adapter(session, visitor.principal.tenant, name)
     rows = AdapterRepository(session).versions(stored_adapter, paging, None)
     grace = state.settings.adapter_grace
     versions = [row.view(stored_adapter, removed_after(row.deleted_at, grace)) for row in rows.rows]
     trail = AuditTrail(session).page(visitor.principal.tenant, name, PageRequest(None, AUDIT))
-    return page(
-        request,
-        visitor,
+    return visitor.page(
         "adapter.html",
         f"Adapter {name}",
         adapter=AdapterService(session).view(stored_adapter, grace),
@@ -88,7 +85,6 @@ def download_ratings(visitor: Writer, name: str, session: Reading) -> Response:
 
 @router.get("/{name}/compare")
 def compare(
-    request: Request,
     visitor: Reader,
     name: str,
     session: Reading,
@@ -100,18 +96,17 @@ def compare(
     tenant, sides = visitor.principal.tenant, ((name, left), (other or name, right))
     comparison = compare_revisions(session, tenant, *sides)
     splits = [resolve(session, tenant, *side)[1].result.accuracy_split for side in sides]
-    return page(request, visitor, "versions.html", "Compare versions", name=name, compared=comparison, splits=splits)
+    return visitor.page("versions.html", "Compare versions", name=name, compared=comparison, splits=splits)
 
 
 @router.get("/{name}/versions/{version}")
-def version(request: Request, visitor: Reader, name: str, version: Version, state: State, session: Reading) -> Response:
+def version(visitor: Reader, name: str, version: Version, state: State, session: Reading) -> Response:
     """One version: its scores, settings, and the decisions that a person may take."""
     at = resolve(session, visitor.principal.tenant, name, f"v{version}")
-    return _version_page(request, visitor, session, *at)
+    return _version_page(visitor, session, *at)
 
 
 def _version_page(
-    request: Request,
     visitor: Visitor,
     session: Session,
     adapter: Adapter,
@@ -128,9 +123,7 @@ def _version_page(
             for field in record_fields(task)
         ]
     view = version.view(adapter)
-    return page(
-        request,
-        visitor,
+    return visitor.page(
         "version.html",
         "Adapter version",
         200 if error is None else error.status,
@@ -150,8 +143,8 @@ def _decides(visitor: Visitor) -> bool:
     return visitor.may(Scope.ADAPTERS_WRITE)
 
 
-@router.post("/{name}/versions/{version}/choose", openapi_extra=FORM_BODY)
-async def choose(request: Request, visitor: Asker, form: Fields, name: str, version: Version, state: State) -> Response:
+@router.post("/{name}/versions/{version}/choose")
+async def choose(visitor: Asker, request: Request, form: Fields, name: str, version: Version, state: State) -> Response:
     """Chooses among the answers of the version's task, as POST /v1/score does, by the version and by its base."""
     tenant = visitor.principal.tenant
     with state.database.reading() as session:
@@ -170,10 +163,10 @@ async def choose(request: Request, visitor: Asker, form: Fields, name: str, vers
         problem = error
     with state.database.reading() as session:
         at = resolve(session, tenant, name, f"v{version}")
-        return _version_page(request, visitor, session, *at, problem, record=record, scores=scores)
+        return _version_page(visitor, session, *at, problem, record=record, scores=scores)
 
 
-@router.post("/{name}/versions/{version}/rate", openapi_extra=FORM_BODY)
+@router.post("/{name}/versions/{version}/rate")
 def rate(visitor: Asker, form: Fields, name: str, version: Version, session: Writing) -> Response:
     """Stores whether a person liked a text that the version wrote."""
     rating = form.get("rating")
@@ -187,9 +180,9 @@ def rate(visitor: Asker, form: Fields, name: str, version: Version, session: Wri
     return redirect(f"/ui/adapters/{name}/versions/{version}", "rated")
 
 
-@router.post("/{name}/versions/{version}/try", openapi_extra=FORM_BODY)
+@router.post("/{name}/versions/{version}/try")
 async def try_out(
-    request: Request, visitor: Asker, form: Fields, name: str, version: Version, state: State
+    visitor: Asker, request: Request, form: Fields, name: str, version: Version, state: State
 ) -> Response:
     """Continues a prompt with a version: as the stream of POST /v1/completions for a script, otherwise as a page."""
     tenant, prompt = visitor.principal.tenant, form.get("prompt", "")
@@ -219,7 +212,7 @@ async def try_out(
         problem = error
     with state.database.reading() as session:
         at = resolve(session, tenant, name, f"v{version}")
-        return _version_page(request, visitor, session, *at, problem, prompt=prompt, text=text)
+        return _version_page(visitor, session, *at, problem, prompt=prompt, text=text)
 
 
 def reason_of(form: Fields) -> str:
@@ -230,21 +223,21 @@ def reason_of(form: Fields) -> str:
     return reason
 
 
-@router.post("/{name}/versions/{version}/approve", openapi_extra=FORM_BODY)
+@router.post("/{name}/versions/{version}/approve")
 def approve(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
     """Approves a held version."""
     DecisionService.of(session, visitor.principal, name).approve(f"v{version}", reason_of(form))
     return redirect(f"/ui/adapters/{name}/versions/{version}", "approved")
 
 
-@router.post("/{name}/versions/{version}/delete", openapi_extra=FORM_BODY)
+@router.post("/{name}/versions/{version}/delete")
 def delete(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
     """Deletes a version; it can be restored for some days."""
     DecisionService.of(session, visitor.principal, name).delete_version(f"v{version}", reason_of(form))
     return redirect(f"/ui/adapters/{name}", "deleted")
 
 
-@router.post("/{name}/versions/{version}/promote", openapi_extra=FORM_BODY)
+@router.post("/{name}/versions/{version}/promote")
 def promote(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
     """Makes an approved version `main`."""
     DecisionService.of(session, visitor.principal, name).promote(f"v{version}", reason_of(form))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Request, Response
+from fastapi import Response
 
-from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.access import Fields, signed_in
 from server.dashboard.devices import device_names
-from server.dashboard.pages import page, redirect
+from server.dashboard.pages import Visitor, redirect
 from server.dashboard.routes import PageRoutes
-from server.dashboard.sessions import Visitor
 from server.database.paging import PageRequest
 from server.federation.endpoints import Number
 from server.federation.privacy.cohorts import cohort_privacy
@@ -30,15 +29,15 @@ MEMBERS = 50  # of a cohort's page, newest first
 
 
 @router.get("")
-def cohorts(request: Request, visitor: Reader, session: Reading, paging: Paging) -> Response:
+def cohorts(visitor: Reader, session: Reading, paging: Paging) -> Response:
     """The tenant's cohorts, newest first, each with its latest round."""
     rows = CohortRepository(session).page(visitor.principal.tenant, paging)
     listing = paging.page(CohortViews(session).cohorts(rows.rows), rows.before)
-    return page(request, visitor, "cohorts.html", "Cohorts", listing=listing)
+    return visitor.page("cohorts.html", "Cohorts", listing=listing)
 
 
 @router.get("/{cohort_name}")
-def cohort(request: Request, visitor: Reader, cohort_name: str, session: Reading, paging: Paging) -> Response:
+def cohort(visitor: Reader, cohort_name: str, session: Reading, paging: Paging) -> Response:
     """A cohort: its rounds, members, and privacy."""
     tenant = visitor.principal.tenant
     stored = CohortRepository(session).find(tenant, cohort_name)
@@ -48,9 +47,7 @@ def cohort(request: Request, visitor: Reader, cohort_name: str, session: Reading
     privacy = None
     if stored.settings.privacy is not None:
         privacy = cohort_privacy(session, tenant, stored.settings, rounds.published_since(stored, 0))
-    return page(
-        request,
-        visitor,
+    return visitor.page(
         "cohort.html",
         f"Cohort {cohort_name}",
         cohort=views.cohort(stored),
@@ -64,17 +61,13 @@ def cohort(request: Request, visitor: Reader, cohort_name: str, session: Reading
 
 
 @router.get("/{cohort_name}/rounds/{number}")
-def one_round(
-    request: Request, visitor: Reader, cohort_name: str, number: Number, session: Reading, paging: Paging
-) -> Response:
+def one_round(visitor: Reader, cohort_name: str, number: Number, session: Reading, paging: Paging) -> Response:
     """A round: each member's part."""
     stored = CohortRepository(session).find(visitor.principal.tenant, cohort_name)
     cohort_round = RoundService(session).get(stored, number)
     views = CohortViews(session)
     parts = RoundRepository(session).parts_page(cohort_round, paging)
-    return page(
-        request,
-        visitor,
+    return visitor.page(
         "round.html",
         f"Round {number} of cohort {cohort_name}",
         round=views.round(stored, cohort_round),
@@ -82,7 +75,7 @@ def one_round(
     )
 
 
-@router.post("/{cohort_name}/rounds", openapi_extra=FORM_BODY)
+@router.post("/{cohort_name}/rounds")
 def open_round(visitor: Writer, form: Fields, cohort_name: str, state: State, session: Writing) -> Response:
     """Opens a round, as POST /v1/cohorts/NAME/rounds does."""
     stored = CohortRepository(session).find(visitor.principal.tenant, cohort_name, lock=True)
@@ -90,7 +83,7 @@ def open_round(visitor: Writer, form: Fields, cohort_name: str, state: State, se
     return redirect(f"/ui/cohorts/{stored.name}", "round-opened")
 
 
-@router.post("/{cohort_name}/rounds/{number}/close", openapi_extra=FORM_BODY)
+@router.post("/{cohort_name}/rounds/{number}/close")
 def close_round(visitor: Writer, form: Fields, cohort_name: str, number: Number, session: Writing) -> Response:
     """Closes a round, as POST /v1/cohorts/NAME/rounds/NUMBER/close does."""
     stored = CohortRepository(session).find(visitor.principal.tenant, cohort_name, lock=True)

@@ -6,15 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.access import Fields, signed_in
 from server.dashboard.overview import ONLINE
-from server.dashboard.pages import duration, page, redirect
+from server.dashboard.pages import Visitor, duration, redirect
 from server.dashboard.routes import PageRoutes
-from server.dashboard.sessions import Visitor
 from server.database.columns import utc_now
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, is_cooling_down
 from server.identity.devices.service import DeviceService, revoke_device
@@ -70,7 +69,7 @@ def _progress(job: Job) -> str:
 
 
 @router.get("")
-def devices(request: Request, visitor: Reader, session: Reading, paging: Paging) -> Response:
+def devices(visitor: Reader, session: Reading, paging: Paging) -> Response:
     """The tenant's devices, newest first."""
     rows = DeviceRepository(session).page(visitor.principal.tenant, paging)
     ids = [device.id for device in rows.rows]
@@ -85,17 +84,17 @@ def devices(request: Request, visitor: Reader, session: Reading, paging: Paging)
         ],
         rows.before,
     )
-    return page(request, visitor, "devices.html", "Devices", listing=listing)
+    return visitor.page("devices.html", "Devices", listing=listing)
 
 
 @router.get("/join")
-def join(request: Request, visitor: Writer) -> Response:
+def join(visitor: Writer) -> Response:
     """The form that makes a one-time token."""
-    return page(request, visitor, "join.html", "Let a device in", enrollment=None, users="")
+    return visitor.page("join.html", "Let a device in", enrollment=None, users="")
 
 
-@router.post("/join", openapi_extra=FORM_BODY)
-def invite(request: Request, visitor: Writer, form: Fields, session: Writing) -> Response:
+@router.post("/join")
+def invite(visitor: Writer, form: Fields, session: Writing) -> Response:
     """Makes a one-time token, as POST /v1/enrollments does, and shows the command that uses it."""
     users = form.get("users", "")
     names = [name for name in re.split(r"[\s,]+", users) if name]
@@ -105,19 +104,17 @@ def invite(request: Request, visitor: Writer, form: Fields, session: Writing) ->
         raise BadRequest(f"users: {first_invalid(error).message}") from error
     tenant, seconds = visitor.principal.tenant, enrollment_request.expires_in_seconds
     enrollment = DeviceService(session).invite(tenant, seconds, names, visitor.principal)
-    return page(request, visitor, "join.html", "Let a device in", enrollment=enrollment, users=users)
+    return visitor.page("join.html", "Let a device in", enrollment=enrollment, users=users)
 
 
 @router.get("/{device_id}")
-def device(request: Request, visitor: Reader, device_id: str, session: Reading) -> Response:
+def device(visitor: Reader, device_id: str, session: Reading) -> Response:
     """One device: what it reported, whose jobs it trains, and what it does."""
     tenant = visitor.principal.tenant
     enrolled = DeviceService(session).get(tenant, device_id)
     users = sorted(BindingRepository(session).users(enrolled.id))
     job = LeaseRepository(session).jobs_of([enrolled.id]).get(enrolled.id) if visitor.may(Scope.JOBS_READ) else None
-    return page(
-        request,
-        visitor,
+    return visitor.page(
         "device.html",
         f"Device {enrolled.name}",
         device=enrolled.view(users),
@@ -126,7 +123,7 @@ def device(request: Request, visitor: Reader, device_id: str, session: Reading) 
     )
 
 
-@router.post("/{device_id}/revoke", openapi_extra=FORM_BODY)
+@router.post("/{device_id}/revoke")
 def revoke(visitor: Writer, form: Fields, device_id: str, state: State, session: Writing) -> Response:
     """Revokes a device, as POST /v1/devices/ID/revoke does; its jobs return to the queue."""
     revoked = revoke_device(session, state.settings, visitor.principal.tenant, device_id, visitor.principal)

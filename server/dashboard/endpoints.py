@@ -17,11 +17,11 @@ from server.dashboard import (
     runs,
     sign_in,
 )
-from server.dashboard.access import COOKIE, FORM_BODY, Fields, signed_in
+from server.dashboard.access import COOKIE, Fields, signed_in
 from server.dashboard.assets import asset_response
-from server.dashboard.pages import CONTENT_POLICY, LOGIN, page, redirect
+from server.dashboard.pages import CONTENT_POLICY, LOGIN, Visitor, page, redirect
 from server.dashboard.routes import PageRoutes
-from server.dashboard.sessions import SessionService, Visitor
+from server.dashboard.sessions import SessionService
 from server.identity.access_rules import PUBLIC
 from server.web.state import AppState, State
 from shared.errors import NotFound
@@ -31,7 +31,7 @@ SWAGGER_POLICY = f"{CONTENT_POLICY}; style-src 'self' 'unsafe-inline'; img-src '
 pages = PageRoutes()
 
 
-@pages.post("/ui/logout", openapi_extra=FORM_BODY)
+@pages.post("/ui/logout")
 async def logout(visitor: Annotated[Visitor, signed_in()], form: Fields, state: State) -> Response:
     """Ends the session."""
     await state.write_queue.run(_end, state, visitor.secret)

@@ -11,11 +11,10 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseRepository
-from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.access import Fields, signed_in
 from server.dashboard.devices import device_names
-from server.dashboard.pages import page, redirect
+from server.dashboard.pages import Visitor, redirect
 from server.dashboard.routes import PageRoutes
-from server.dashboard.sessions import Visitor
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository
 from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.explanation import ExplanationService
@@ -69,7 +68,6 @@ NAME_RULE = "use lower-case letters, digits, dots, hyphens and underscores, with
 
 @router.get("")
 def jobs(
-    request: Request,
     visitor: Reader,
     session: Reading,
     paging: Paging,
@@ -82,17 +80,17 @@ def jobs(
     rows = JobRepository(session).page(tenant, paging, state or None, user or None, adapter or None)
     listing = paging.page([job.summary() for job in rows.rows], rows.before)
     filters = {"state": state, "user": user, "adapter": adapter}
-    return page(request, visitor, "jobs.html", "Jobs", listing=listing, filters=filters, states=list(JobState))
+    return visitor.page("jobs.html", "Jobs", listing=listing, filters=filters, states=list(JobState))
 
 
 @router.get("/new")
-def new(request: Request, visitor: Writer, state: State, session: Reading) -> Response:
+def new(visitor: Writer, state: State, session: Reading) -> Response:
     """The form that submits a job."""
-    return _form(request, visitor, session, state, DEFAULTS)
+    return _form(visitor, session, state, DEFAULTS)
 
 
-@router.post("/new", openapi_extra=FORM_BODY)
-async def submit(request: Request, visitor: Writer, form: Fields, state: State) -> Response:
+@router.post("/new")
+async def submit(visitor: Writer, request: Request, form: Fields, state: State) -> Response:
     """Submits a job, as POST /v1/jobs does, or shows the form again with what is wrong."""
     try:
         job_request = await run_in_threadpool(read_request, state, visitor.principal.tenant, form)
@@ -102,7 +100,7 @@ async def submit(request: Request, visitor: Writer, form: Fields, state: State) 
         if error.status >= 500:
             raise
         with state.database.reading() as session:
-            return _form(request, visitor, session, state, dict(form), error)
+            return _form(visitor, session, state, dict(form), error)
 
 
 def _submit(state: AppState, visitor: Visitor, job_request: JobRequest) -> Response:
@@ -177,7 +175,6 @@ def _body(form: Mapping[str, str], faults: dict[str, str]) -> dict[str, Any]:
 
 
 def _form(
-    request: Request,
     visitor: Visitor,
     session: Session,
     state: AppState,
@@ -190,9 +187,7 @@ def _form(
         devices = DeviceRepository(session).newest(visitor.principal.tenant, DEVICES)
     users = BindingRepository(session).users_of([device.id for device in devices])
     errors = [] if error is None else error.extra.get("errors", [{"field": "", "message": error.detail}])
-    return page(
-        request,
-        visitor,
+    return visitor.page(
         "job_new.html",
         "Submit a job",
         200 if error is None else error.status,
@@ -209,13 +204,11 @@ def _form(
 
 
 @router.get("/{job_id}")
-def job(request: Request, visitor: Reader, job_id: str, state: State, session: Reading) -> Response:
+def job(visitor: Reader, job_id: str, state: State, session: Reading) -> Response:
     """One job: its state and reasons, its figures as they arrive, its result and settings."""
     stored_job = JobRepository(session).get(visitor.principal.tenant, job_id)
     view = stored_job.view()
-    return page(
-        request,
-        visitor,
+    return visitor.page(
         "job.html",
         f"Job {job_id}",
         job=view,
@@ -236,7 +229,7 @@ def recent_progress(session: Session, job: Job) -> list[Progress]:
     return reports[::-1]
 
 
-@router.post("/{job_id}/cancel", openapi_extra=FORM_BODY)
+@router.post("/{job_id}/cancel")
 def cancel(visitor: Writer, form: Fields, job_id: str, state: State, session: Writing) -> Response:
     """Cancels a job, as POST /v1/jobs/ID/cancel does."""
     JobService(session, state.artifacts).cancel(visitor.principal.tenant, job_id)

@@ -6,16 +6,15 @@ import shutil
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import SecretStr, ValidationError
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.access import Fields, signed_in
 from server.dashboard.devices import device_names
-from server.dashboard.pages import page, redirect
+from server.dashboard.pages import Visitor, redirect
 from server.dashboard.routes import PageRoutes
-from server.dashboard.sessions import Visitor
 from server.database.paging import PageRequest
 from server.identity.audit import AccessTrail
 from server.identity.endpoints import TokenIssuingService
@@ -33,6 +32,8 @@ from shared.access import MAX_DAYS, Scope, TokenGrant, TokenRequest
 from shared.errors import BadRequest
 
 router = PageRoutes(prefix="/ui/operations")
+TokenMaker = Annotated[Visitor, signed_in(Scope.TOKENS_WRITE)]
+WebhookManager = Annotated[Visitor, signed_in(Scope.WEBHOOKS_WRITE)]
 HIDDEN = "(hidden)"
 ACCESS = 50  # entries about devices and logins
 DELIVERIES = 20  # the latest of each webhook
@@ -40,7 +41,7 @@ SCOPE = "scope-"  # before a scope in the name of a form's checkbox
 
 
 @router.get("")
-def operations(request: Request, visitor: Annotated[Visitor, signed_in()], state: State, session: Reading) -> Response:
+def operations(visitor: Annotated[Visitor, signed_in()], state: State, session: Reading) -> Response:
     """The session and its tenant's quotas; with `server:read` also readiness, storage, programs and settings."""
     server: dict[str, Any] | None = None
     if visitor.may(Scope.SERVER_READ):
@@ -56,7 +57,7 @@ def operations(request: Request, visitor: Annotated[Visitor, signed_in()], state
             "database": state.database.engine.dialect.name,
         }
     usages = tenant_usage(session, visitor.principal.tenant)
-    return page(request, visitor, "operations.html", "Operations", server=server, usages=usages)
+    return visitor.page("operations.html", "Operations", server=server, usages=usages)
 
 
 def shown_settings(settings: Settings) -> list[tuple[str, str, str, bool]]:
@@ -82,21 +83,15 @@ def _display_text(name: str, value: Any) -> str:
 
 
 @router.get("/tokens")
-def tokens(
-    request: Request, visitor: Annotated[Visitor, signed_in(Scope.TOKENS_WRITE)], session: Reading, paging: Paging
-) -> Response:
+def tokens(visitor: TokenMaker, session: Reading, paging: Paging) -> Response:
     """The tokens of the tenant's users and services, newest first."""
-    return _tokens_page(request, visitor, session, paging)
+    return _tokens_page(visitor, session, paging)
 
 
-def _tokens_page(
-    request: Request, visitor: Visitor, session: Session, paging: Paging, granted: TokenGrant | None = None
-) -> Response:
+def _tokens_page(visitor: Visitor, session: Session, paging: Paging, granted: TokenGrant | None = None) -> Response:
     """granted: a new token, which is shown this once."""
     views, rows = TokenIssuingService(session, visitor.principal).page(paging)
-    return page(
-        request,
-        visitor,
+    return visitor.page(
         "tokens.html",
         "Tokens",
         listing=paging.page(views, rows.before),
@@ -106,14 +101,8 @@ def _tokens_page(
     )
 
 
-@router.post("/tokens", openapi_extra=FORM_BODY)
-def make_token(
-    request: Request,
-    visitor: Annotated[Visitor, signed_in(Scope.TOKENS_WRITE)],
-    form: Fields,
-    session: Writing,
-    paging: Paging,
-) -> Response:
+@router.post("/tokens")
+def make_token(visitor: TokenMaker, form: Fields, session: Writing, paging: Paging) -> Response:
     """Creates a token, as POST /v1/tokens does, and shows it once."""
     fields = {
         "name": form.get("name", ""),
@@ -128,40 +117,29 @@ def make_token(
             f"choose a role and scopes, a name of at most 96 characters, and 1 to {MAX_DAYS} days"
         ) from error
     granted = TokenIssuingService(session, visitor.principal).make(token_request)
-    return _tokens_page(request, visitor, session, paging, granted)
+    return _tokens_page(visitor, session, paging, granted)
 
 
-@router.post("/tokens/{token_id}/revoke", openapi_extra=FORM_BODY)
-def revoke(
-    visitor: Annotated[Visitor, signed_in(Scope.TOKENS_WRITE)],
-    form: Fields,
-    token_id: str,
-    session: Writing,
-) -> Response:
+@router.post("/tokens/{token_id}/revoke")
+def revoke(visitor: TokenMaker, form: Fields, token_id: str, session: Writing) -> Response:
     """Revokes a token, as DELETE /v1/tokens/ID does, and with it the sessions that it began."""
     TokenIssuingService(session, visitor.principal).revoke(token_id)
     return redirect("/ui/operations/tokens", "token-revoked")
 
 
 @router.get("/webhooks")
-def webhooks(
-    request: Request, visitor: Annotated[Visitor, signed_in(Scope.WEBHOOKS_WRITE)], session: Reading, paging: Paging
-) -> Response:
+def webhooks(visitor: WebhookManager, session: Reading, paging: Paging) -> Response:
     """The tenant's webhooks, newest first, each with its latest deliveries."""
     repository = WebhookRepository(session)
     rows = repository.page(visitor.principal.tenant, paging)
     latest = PageRequest(None, DELIVERIES)
     listing = paging.page([(row, repository.deliveries(row, latest).rows) for row in rows.rows], rows.before)
-    return page(request, visitor, "webhooks.html", "Webhooks", listing=listing)
+    return visitor.page("webhooks.html", "Webhooks", listing=listing)
 
 
-@router.post("/webhooks/{webhook_id}/test", openapi_extra=FORM_BODY)
+@router.post("/webhooks/{webhook_id}/test")
 def send_webhook_test(
-    visitor: Annotated[Visitor, signed_in(Scope.WEBHOOKS_WRITE)],
-    form: Fields,
-    webhook_id: str,
-    state: State,
-    session: Writing,
+    visitor: WebhookManager, form: Fields, webhook_id: str, state: State, session: Writing
 ) -> Response:
     """Sends the event `webhook.test` once, as POST /v1/webhooks/ID/test does."""
     WebhookService(session, state.settings, visitor.principal).test(webhook_id)
@@ -169,9 +147,7 @@ def send_webhook_test(
 
 
 @router.get("/audit")
-def audit(
-    request: Request, visitor: Annotated[Visitor, signed_in(Scope.ADAPTERS_READ)], session: Reading, paging: Paging
-) -> Response:
+def audit(visitor: Annotated[Visitor, signed_in(Scope.ADAPTERS_READ)], session: Reading, paging: Paging) -> Response:
     """The actions of people, devices and the server on the tenant's adapters and cohorts, and access to the tenant."""
     rows = AuditTrail(session).of_tenant(visitor.principal.tenant, paging)
     listing = paging.page([(row.adapter, event_view(row)) for row in rows.rows], rows.before)
@@ -179,4 +155,4 @@ def audit(
     if visitor.may(Scope.DEVICES_READ):
         access = AccessTrail(session).page(visitor.principal.tenant, PageRequest(None, ACCESS)).rows
     names = device_names(session, visitor, [row.actor for row in rows.rows])
-    return page(request, visitor, "audit.html", "Audit trail", listing=listing, names=names, access=access)
+    return visitor.page("audit.html", "Audit trail", listing=listing, names=names, access=access)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import Response
 from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseRepository
 from server.dashboard.access import signed_in
-from server.dashboard.pages import page
+from server.dashboard.pages import Visitor
 from server.dashboard.routes import PageRoutes
-from server.dashboard.sessions import Visitor
 from server.database.columns import utc_now
 from server.database.paging import PageRequest
 from server.identity.devices.repository import DeviceRepository
@@ -30,7 +29,7 @@ router = PageRoutes()
 
 
 @router.get("/")
-def overview(request: Request, visitor: Annotated[Visitor, signed_in()], session: Reading) -> Response:
+def overview(visitor: Annotated[Visitor, signed_in()], session: Reading) -> Response:
     """Shows the items that need a decision, and a summary of the fleet."""
     context: dict[str, Any] = {"first_steps": []}
     if visitor.may(Scope.JOBS_READ):
@@ -41,7 +40,7 @@ def overview(request: Request, visitor: Annotated[Visitor, signed_in()], session
         context["held_versions"] = AdapterRepository(session).held_versions(visitor.principal.tenant, MAX_ROWS + 1)
     if visitor.may(Scope.JOBS_READ, Scope.JOBS_WRITE, Scope.DEVICES_READ, Scope.DEVICES_WRITE):
         context["first_steps"] = _first_steps(session, context)
-    return page(request, visitor, "overview.html", "Overview", most_rows=MAX_ROWS, **context)
+    return visitor.page("overview.html", "Overview", most_rows=MAX_ROWS, **context)
 
 
 def _jobs(session: Session, tenant: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -16,8 +17,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from server.dashboard.assets import accepts_gzip, asset_url
-from server.dashboard.sessions import Visitor, csrf_token
+from server.dashboard.sessions import csrf_token
 from server.database.columns import utc_now
+from server.identity.tokens import Principal
 from shared.access import Scope
 from shared.job import JobState
 from shared.result import Result
@@ -193,6 +195,23 @@ def environment() -> Environment:
     }
     templates.globals |= {"asset": asset_url, "Scope": Scope}
     return templates
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """A person with a session, and their request. secret: the session's, from the cookie."""
+
+    principal: Principal
+    secret: str
+    request: Request
+
+    def may(self, *scopes: Scope) -> bool:
+        """Whether the token of the session has all these scopes."""
+        return self.principal.scopes.issuperset(scopes)
+
+    def page(self, template: str, title: str, status: int = 200, **context: Any) -> HTMLResponse:
+        """Returns a page for this person."""
+        return page(self.request, self, template, title, status, **context)
 
 
 def page(

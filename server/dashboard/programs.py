@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Request, Response
+from fastapi import Response
 
 from server.dashboard.access import signed_in
-from server.dashboard.pages import page
+from server.dashboard.pages import Visitor
 from server.dashboard.routes import PageRoutes
-from server.dashboard.sessions import Visitor
 from server.jobs.repository import JobRepository
 from server.programs.service import ACCESS, Program
 from server.web.pages import Paging
@@ -29,22 +28,20 @@ def seconds_of(program: Program) -> float | None:
 
 
 @router.get("")
-def programs(request: Request, visitor: Reader, session: Reading, paging: Paging) -> Response:
+def programs(visitor: Reader, session: Reading, paging: Paging) -> Response:
     """The programs that the tenant's jobs use, newest first."""
     rows = JobRepository(session).programs_page(visitor.principal.tenant, paging)
     listing = paging.page([(program, seconds_of(program)) for program in rows.rows], rows.before)
-    return page(request, visitor, "programs.html", "Programs", listing=listing)
+    return visitor.page("programs.html", "Programs", listing=listing)
 
 
 @router.get("/{recipe_id}")
-def program(request: Request, visitor: Reader, recipe_id: str, session: Reading) -> Response:
+def program(visitor: Reader, recipe_id: str, session: Reading) -> Response:
     """One program: its recipe, and its files."""
     compiled = ACCESS.get().program_of_tenant(session, visitor.principal.tenant, recipe_id)
     if compiled is None:
         raise NotFound(f"there is no program of recipe {recipe_id[:80]!r} that a job of this tenant uses")
-    return page(
-        request,
-        visitor,
+    return visitor.page(
         "program.html",
         f"Program {recipe_id[:12]}",
         program=compiled,

@@ -9,11 +9,10 @@ from urllib.parse import quote, urlsplit
 import structlog
 from fastapi import HTTPException, Request, Response
 
-from server.dashboard.pages import LOGIN, finished, page, redirect, return_path
-from server.dashboard.sessions import Visitor
+from server.dashboard.pages import LOGIN, Visitor, finished, page, redirect, return_path
 from server.settings import Settings
 from server.web.middleware import current_request_id, problem_response
-from server.web.routes import UNCHECKED_BODY_BYTES, Handler, Route, Routes
+from server.web.routes import UNCHECKED_BODY_BYTES, BodyKind, Handler, Route, Routes
 from server.web.streams import EVENTS
 from shared.errors import Forbidden, MobizoError, NotFound, TooManyRequests, Unauthorized
 
@@ -33,6 +32,11 @@ class PageRoute(Route):
 
     def __init__(self, path: str, endpoint: Any, **options: Any) -> None:
         super().__init__(path, endpoint, **{**options, "include_in_schema": False})
+
+    @property
+    def body_kind(self) -> BodyKind:
+        """A form, if one is posted."""
+        return BodyKind.FORM if self.methods == {"POST"} else BodyKind.NONE
 
     def body_limit(self, settings: Settings) -> int:
         """Returns the most bytes of a form."""

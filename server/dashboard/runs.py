@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Depends, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from server.dashboard.access import signed_in
-from server.dashboard.pages import page
+from server.dashboard.pages import Visitor
 from server.dashboard.routes import PageRoutes
-from server.dashboard.sessions import Visitor
 from server.jobs.events import EventFeed, LastEventId, job_events
 from server.jobs.repository import JobRepository
 from server.registry.comparison import flattened
@@ -57,7 +56,6 @@ async def events(
 
 @router.get("/compare")
 def compare(
-    request: Request,
     visitor: Reader,
     session: Reading,
     job: Annotated[list[str] | None, Query(max_length=50)] = None,
@@ -65,9 +63,7 @@ def compare(
     """Several runs side by side: their curves, results, and the settings in which they differ."""
     ids = list(dict.fromkeys(job or ()))[:MAX_RUNS]
     views = [JobRepository(session).get(visitor.principal.tenant, job_id).view() for job_id in ids]
-    return page(
-        request, visitor, "compare.html", "Compare runs", jobs=views, settings=differences(views), most=MAX_RUNS
-    )
+    return visitor.page("compare.html", "Compare runs", jobs=views, settings=differences(views), most=MAX_RUNS)
 
 
 def differences(views: list[JobView]) -> list[tuple[str, list[Any]]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 
@@ -22,7 +21,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, Table, UtcTime, utc_now
 from server.identity.tokens import Principal, Token, TokenService, token_digest
-from shared.access import Role, Scope
+from shared.access import Role
 from shared.errors import Forbidden, Unauthorized
 
 SESSION_HOURS = 12
@@ -40,18 +39,6 @@ class WebSession(Numbered, Table):
     token_id: Mapped[str] = mapped_column(ForeignKey("tokens.id"))
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     expires_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
-
-
-@dataclass(frozen=True)
-class Visitor:
-    """A person with a session. secret: the session's, from the cookie."""
-
-    principal: Principal
-    secret: str
-
-    def may(self, *scopes: Scope) -> bool:
-        """Whether the token of the session has all these scopes."""
-        return self.principal.scopes.issuperset(scopes)
 
 
 def new_secret() -> str:
@@ -109,8 +96,8 @@ class SessionService:
         self._session.add(row)
         return secret, expires
 
-    def visitor(self, secret: str) -> tuple[Visitor, str]:
-        """Returns the person of a session and the digest of their token. Raises Unauthorized, TenantSuspended."""
+    def principal(self, secret: str) -> tuple[Principal, str]:
+        """Returns whose session it is and the digest of their token. Raises Unauthorized, TenantSuspended."""
         statement = (
             select(Token.digest)
             .join(WebSession, WebSession.token_id == Token.id)
@@ -119,7 +106,7 @@ class SessionService:
         digest = self._session.scalar(statement)
         if digest is None:
             raise Unauthorized(ENDED)
-        return Visitor(self._tokens.principal_of(digest), secret), digest
+        return self._tokens.principal_of(digest), digest
 
     def end(self, secret: str) -> None:
         """Ends a session at once."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from server.dashboard.access import COOKIE, FORM_BODY, LOGIN_COOKIE, check_csrf, read_form
+from server.dashboard.access import COOKIE, LOGIN_COOKIE, check_csrf, read_form
 from server.dashboard.pages import LOGIN, page, redirect, return_path
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import SessionService, csrf_token, is_secret, new_secret
@@ -61,7 +61,7 @@ async def login_page(request: Request, next: Next = "/") -> Response:
     return _login_page(request, return_path(next))
 
 
-@router.post(LOGIN, dependencies=[PUBLIC], openapi_extra=FORM_BODY)
+@router.post(LOGIN, dependencies=[PUBLIC])
 async def login(request: Request, state: State) -> Response:
     """Begins a session, and shows the page that the person wanted."""
     fields = await read_form(request)

@@ -22,7 +22,6 @@ import structlog
 from fastapi import APIRouter, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
-from fastapi.params import Form
 from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse
 from pydantic import TypeAdapter, ValidationError
@@ -31,7 +30,7 @@ from starlette.types import Message
 
 from server.database.database import TRIES, Collision, pause_seconds
 from server.settings import MEBIBYTE, Settings
-from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
+from server.web.bodies import UnsupportedMediaType, check_json_type, parse_json
 from server.web.body_budgets import Take, make_body_memory, sender_of
 from server.web.downloads import client_has
 from server.web.idempotency import AlreadyAnswered, keep_once
@@ -139,7 +138,6 @@ class Route(APIRoute):
             raise TypeError(f"{path}: what anyone may do has no token that its answers could be kept for")
         self._in_thread = not iscoroutinefunction(endpoint)
         self._places = STREAM_READERS if self.response_class is EventSourceResponse else HANDLERS
-        self.takes_json = self.body_field is not None and not isinstance(self.body_field.field_info, Form)
         self._body_type = TypeAdapter[Any](self.body_field.field_info.annotation or Any) if self.body_field else None
         self.responses = documented(self.responses, self._errors(calls))
 
@@ -202,12 +200,9 @@ class Route(APIRoute):
     @property
     def body_kind(self) -> BodyKind:
         """The kind of body that the route reads."""
-        described = (self.openapi_extra or {}).get("requestBody")
-        if self.takes_json:
+        if self.body_field is not None:
             return BodyKind.JSON
-        if described is not None and BINARY in described["content"]:
-            return BodyKind.FILE
-        return BodyKind.NONE if self.body_field is None and described is None else BodyKind.FORM
+        return BodyKind.FILE if "requestBody" in (self.openapi_extra or {}) else BodyKind.NONE
 
     def body_limit(self, settings: Settings) -> int:
         """Returns the most bytes that a request's body may have. An endpoint may accept less."""
@@ -256,7 +251,7 @@ class Route(APIRoute):
             raise BadRequest("the body broke off; send it again") from error
         except MobizoError as error:
             raise error.with_traceback(None) from None  # its frames hold what was read
-        if body and self.takes_json:
+        if body and self.body_kind is BodyKind.JSON:
             check_json_type(read.headers)
             if len(body) <= PARSED_AT_ONCE_BYTES:
                 read.value = parse_json(body)

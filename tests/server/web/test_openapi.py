@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from server.app import create_api
 from server.web.openapi import PROBLEM_JSON
-from server.web.routes import Route
+from server.web.routes import BodyKind, Route
 from shared.errors import MobizoError
 from tests.docs.server_pages import DOCS, pages
 
@@ -46,7 +46,7 @@ def test_each_model_has_one_name(document):
 
 def test_every_json_body_has_an_example_that_is_accepted():
     api = create_api()
-    bodies = [route for route in api.routes if isinstance(route, Route) and route.takes_json]
+    bodies = [route for route in api.routes if isinstance(route, Route) and route.body_kind is BodyKind.JSON]
     assert len(bodies) > 20
     for route in bodies:
         (method,) = route.methods
