@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -12,6 +11,7 @@ from sqlalchemy import Index, String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, Table, UtcTime, text_enum, utc_now
+from server.database.database import Repository
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.tokens import Principal
 from server.ports import Port
@@ -53,25 +53,19 @@ class AccessEvent(Numbered, Table):
     subject_id: Mapped[str | None] = mapped_column(String(64))  # of a device that is enrolled
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The device or program that an entry is about. id: of a device that is enrolled."""
-
-    name: str
-    id: str | None = None
-
-
-class AccessTrail:
+class AccessTrail(Repository):
     """The audit trail of access in one session."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def record(
+        self, tenant: str, person: Principal | None, action: AccessAction, subject: str, device_id: str | None = None
+    ) -> None:
+        """Adds an entry. person: whose token it was; None: a command on the server's host, or a device that enrolls.
 
-    def add(self, tenant: str, person: Principal | None, action: AccessAction, subject: Subject) -> None:
-        """Adds an entry. person: whose token it was; None: a command on the server's host, or a device that enrolls."""
+        subject: the name of the device. device_id: of a device that is enrolled.
+        """
         actor, name = (ON_HOST, "") if person is None else (person.token_id, person.name)
         if action is AccessAction.DEVICE_ENROLLED:
-            actor, name = subject.id or "", subject.name
+            actor, name = device_id or "", subject
         self._session.add(
             AccessEvent(
                 tenant=tenant,
@@ -80,12 +74,12 @@ class AccessTrail:
                 actor_name=name,
                 user=None if person is None else person.user,
                 action=action,
-                subject=subject.name,
-                subject_id=subject.id,
+                subject=subject,
+                subject_id=device_id,
             )
         )
         event = action.replace("-", ".")
-        PUBLISH.get()(self._session, tenant, event, {"id": subject.id, "name": subject.name})
+        PUBLISH.get()(self._session, tenant, event, {"id": device_id, "name": subject})
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[AccessEvent]:
         """Returns a page of a tenant's entries, newest first."""

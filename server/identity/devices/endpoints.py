@@ -24,16 +24,13 @@ from shared.job import NAME
 from shared.protocol import DeviceChange, DeviceEnrollment, DeviceGrant, DeviceView, Enrollment, EnrollmentRequest, Page
 
 router = Routes(prefix="/v1", tags=["devices"])
+Reader = Annotated[Principal, needs(Scope.DEVICES_READ)]
+Writer = Annotated[Principal, needs(Scope.DEVICES_WRITE)]
 User = Annotated[str, Path(pattern=NAME)]
 
 
 @router.post("/enrollments", status_code=201, responses=raises(QuotaExceeded))
-def create_enrollment(
-    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)],
-    request: EnrollmentRequest,
-    session: Writing,
-    once: Once,
-) -> Enrollment:
+def create_enrollment(principal: Writer, request: EnrollmentRequest, session: Writing, once: Once) -> Enrollment:
     """A one-time token with which one device may enroll in the operator's tenant."""
     return DeviceService(session).invite(principal.tenant, request.expires_in_seconds, request.users, principal)
 
@@ -50,9 +47,7 @@ def enroll_device(
 
 
 @router.get("/devices")
-def list_devices(
-    principal: Annotated[Principal, needs(Scope.DEVICES_READ)], session: Reading, paging: Paging
-) -> Page[DeviceView]:
+def list_devices(principal: Reader, session: Reading, paging: Paging) -> Page[DeviceView]:
     """The tenant's devices, newest first."""
     page_rows = DeviceRepository(session).page(principal.tenant, paging)
     users = BindingRepository(session).users_of([device.id for device in page_rows.rows])
@@ -60,20 +55,13 @@ def list_devices(
 
 
 @router.get("/devices/{device_id}")
-def get_device(
-    principal: Annotated[Principal, needs(Scope.DEVICES_READ)], device_id: str, session: Reading
-) -> DeviceView:
+def get_device(principal: Reader, device_id: str, session: Reading) -> DeviceView:
     """Returns one device: its own report, and the labels and users that operators gave it."""
     return _view(session, DeviceService(session).get(principal.tenant, device_id))
 
 
 @router.patch("/devices/{device_id}")
-def update_device(
-    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)],
-    device_id: str,
-    request: DeviceChange,
-    session: Writing,
-) -> DeviceView:
+def update_device(principal: Writer, device_id: str, request: DeviceChange, session: Writing) -> DeviceView:
     """Sets a device's labels, by which jobs may ask for it."""
     service = DeviceService(session)
     device = service.get(principal.tenant, device_id, lock=True)
@@ -82,17 +70,13 @@ def update_device(
 
 
 @router.post("/devices/{device_id}/revoke")
-def revoke_device(
-    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], device_id: str, state: State, session: Writing
-) -> DeviceView:
+def revoke_device(principal: Writer, device_id: str, state: State, session: Writing) -> DeviceView:
     """Revokes a device at once: its tokens end and its jobs return to the queue. Repeating it changes nothing."""
     return _view(session, revoke(session, state.settings, principal.tenant, device_id, principal))
 
 
 @router.put("/devices/{device_id}/users/{user}", responses=raises(Conflict))
-def bind_user(
-    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], device_id: str, user: User, session: Writing
-) -> DeviceView:
+def bind_user(principal: Writer, device_id: str, user: User, session: Writing) -> DeviceView:
     """Binds a user to a device: from now on the device gets the user's jobs. Idempotent."""
     device = DeviceService(session).get(principal.tenant, device_id, lock=True)
     BindingService(session).bind(device, [user])
@@ -100,13 +84,7 @@ def bind_user(
 
 
 @router.delete("/devices/{device_id}/users/{user}", status_code=204)
-def unbind_user(
-    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)],
-    device_id: str,
-    user: User,
-    state: State,
-    session: Writing,
-) -> None:
+def unbind_user(principal: Writer, device_id: str, user: User, state: State, session: Writing) -> None:
     """Unbinds a user from a device. The user's jobs on the device return to the queue for other devices. Idempotent."""
     device = DeviceService(session).get(principal.tenant, device_id, lock=True)
     BindingService(session).unbind(device, user, state.settings)

@@ -14,7 +14,7 @@ from sqlalchemy import ForeignKey, String, func, select, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Numbered, Table, UtcTime, new_id, utc_now
-from server.identity.audit import AccessAction, AccessTrail, Subject
+from server.identity.audit import AccessAction, AccessTrail
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, LabelSet
 from server.identity.quotas import Quota, QuotaService
 from server.identity.tenants import TenantService
@@ -118,8 +118,8 @@ class DeviceService:
             )
         )
         check_tokens(self._session, tenant)
-        subject = Subject(", ".join(sorted(set(users)))[:96] or "no user")
-        AccessTrail(self._session).add(tenant, person, AccessAction.DEVICE_INVITED, subject)
+        subject = ", ".join(sorted(set(users)))[:96] or "no user"
+        AccessTrail(self._session).record(tenant, person, AccessAction.DEVICE_INVITED, subject)
         return Enrollment(token=text, expires_at=expires)
 
     def get(self, tenant: str, device_id: str, lock: bool = False) -> Device:
@@ -168,7 +168,7 @@ class DeviceService:
         self._bindings.bind(device, enrollment.users.root)
         QuotaService(self._session).check(tenant, Quota.DEVICES, lambda: self._devices.count_live(tenant))
         enrollment.device_id = device.id
-        AccessTrail(self._session).add(tenant, None, AccessAction.DEVICE_ENROLLED, Subject(device.name, device.id))
+        AccessTrail(self._session).record(tenant, None, AccessAction.DEVICE_ENROLLED, device.name, device.id)
         _, text = self._tokens.issue(Role.DEVICE, tenant, device.name, device.id)
         return device, text
 
@@ -205,5 +205,5 @@ def revoke_device(
         device.revoked_at = utc_now()
         TokenService(session).revoke_device(device.id)
         REVOKED.get()(session, settings, device.id)
-        AccessTrail(session).add(tenant, person, AccessAction.DEVICE_REVOKED, Subject(device.name, device.id))
+        AccessTrail(session).record(tenant, person, AccessAction.DEVICE_REVOKED, device.name, device.id)
     return device
