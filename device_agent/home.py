@@ -94,7 +94,7 @@ class AgentHome:
         self.cache, self.runs, self.data = path / "cache", path / "runs", path / "data"
         self.rules, self.tasks, self.privacy = path / "rules.toml", path / "tasks.json", path / "privacy.json"
         self.program_versions, self.budget = path / "seen.json", path / "budget.json"
-        self.trained, self.measurements = path / "trained", path / "measurements"
+        self.trained, self.measurements, self.paused = path / "trained", path / "measurements", path / "paused"
         self.rounds, self.peers, self.serve_token = path / "rounds.jsonl", path / "peers.json", path / "serve.token"
 
     @classmethod
@@ -172,6 +172,10 @@ class AgentHome:
         secret = private_bytes(self.device_key())
         return hmac.digest(secret, b"mobizo noise on counts of records", "sha256").hex()
 
+    def pause_reason(self) -> str | None:
+        """Returns why training waits if the user has paused it, otherwise None. The file also survives restarts."""
+        return PAUSED if self.paused.exists() else None
+
     def write_status(self, status: DaemonStatus) -> None:
         """Writes status.json atomically; it is not synced, because it is obsolete after a power cut."""
         write_pieces(self.path / "status.json", (status.model_dump_json(indent=1).encode(),), sync=False)
@@ -217,25 +221,3 @@ class AgentHome:
                 "the agent runs, but its process cannot be found from here, because it is starting or runs in another "
                 "container; try again, or send SIGTERM to it there"
             ) from error
-
-
-class PauseFlag:
-    """The user's request to pause training: a file, so that it survives restarts and works without a running daemon."""
-
-    def __init__(self, home: Path) -> None:
-        self._path = home / "paused"
-
-    def __bool__(self) -> bool:
-        return self._path.exists()
-
-    def why(self) -> str | None:
-        """Returns the reason to wait, or None if training is not paused."""
-        return PAUSED if self else None
-
-    def begin(self) -> None:
-        """Pauses training from the next evaluation of the rules on."""
-        self._path.touch(0o600)
-
-    def end(self) -> None:
-        """Lets training continue."""
-        self._path.unlink(missing_ok=True)

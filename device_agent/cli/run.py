@@ -18,9 +18,9 @@ from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display, LogFile, Watchdog, configure_logs, log_path, readable, tail
 from device_agent.datasets.store import check_directory
 from device_agent.executors.choice import ExecutorName, LauncherSelector
-from device_agent.home import PAUSED, AgentHome, DaemonStatus, PauseFlag
+from device_agent.home import PAUSED, AgentHome, DaemonStatus
 from device_agent.jobs.leased_job import Outcome
-from device_agent.jobs.rounds import RoundLog
+from device_agent.jobs.rounds import past_rounds
 from device_agent.policy.evaluator import load_consents
 from device_agent.policy.phone_sensors import AdbSensors
 from device_agent.policy.privacy_ledger import PrivacyLedger
@@ -103,7 +103,7 @@ def status(rules: RulesOption = None, home: HomeOption = None, json_lines: JsonO
     config, running = agent_home.config(), agent_home.running()
     daemon_status = agent_home.status()
     state = daemon_status.state if daemon_status is not None and running else "stopped"
-    paused = bool(PauseFlag(agent_home.path))
+    paused = agent_home.paused.exists()
     spendings = PrivacyLedger(agent_home.privacy, load_consents(rules or agent_home.rules)).summary()
     waiting = sum(entry.state is TaskState.WAITING for entry in TaskApprovals(agent_home.tasks).decisions())
     if json_lines:
@@ -148,7 +148,7 @@ def _status_lines(daemon_status: DaemonStatus, running: bool, paused: bool) -> l
 def list_rounds(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """List the federated rounds that this device took part in: its uploads and its locally measured accuracy."""
     agent_home = AgentHome.locate(home)
-    records = RoundLog(agent_home.rounds).past()
+    records = past_rounds(agent_home.rounds)
     for record in records:
         typer.echo(record.model_dump_json() if json_lines else record.line())
     if not records and not json_lines:
@@ -159,7 +159,7 @@ def list_rounds(home: HomeOption = None, json_lines: JsonOption = False) -> None
 def pause(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """Pause training until `resume`, even across restarts; the current run is kept."""
     agent_home = _enrolled(home)
-    PauseFlag(agent_home.path).begin()
+    agent_home.paused.touch(0o600)
     running = agent_home.running()
     text = "paused; " + ("the agent waits after the current step" if running else "no agent is running")
     show(json_lines, {"paused": True, "running": running}, text)
@@ -169,7 +169,7 @@ def pause(home: HomeOption = None, json_lines: JsonOption = False) -> None:
 def resume(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """Resume training after `pause`."""
     agent_home = _enrolled(home)
-    PauseFlag(agent_home.path).end()
+    agent_home.paused.unlink(missing_ok=True)
     running = agent_home.running()
     text = "resumed" if running else "resumed; no agent is running, start one with `mobizo-agent run`"
     show(json_lines, {"paused": False, "running": running}, text)

@@ -16,11 +16,11 @@ from device_agent.durable import describe_error, remove_leftovers
 from device_agent.errors import PolicyForbids
 from device_agent.executors.choice import LauncherSelector
 from device_agent.executors.process import Launcher
-from device_agent.home import AgentHome, PauseFlag
+from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.lease_and_policy import LeaseHeartbeat
 from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, Outcome
-from device_agent.jobs.rounds import RoundLog, round_record
+from device_agent.jobs.rounds import log_round, round_record
 from device_agent.memory import map_large_blocks, release_code_pages, trim_heap
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator, load_consents, load_rules
 from device_agent.policy.privacy_accounting import can_account
@@ -91,12 +91,11 @@ class Daemon:
         self._watchdog = watchdog or Watchdog()
         self._store = AdapterStore(home)
         self._cache = ProgramCache(home.cache, pins=self._store.pins)
-        pause = PauseFlag(home.path)
         self._evaluator = PolicyEvaluator(
             load_rules(rules or home.rules),
             LinuxSensors() if sensors is None else sensors,
             DailyMinutes(home.budget),
-            pause.why,
+            home.pause_reason,
         )
         self._consents = load_consents(rules or home.rules)
         if self._consents.privacy_limit is not None and not can_account():
@@ -256,7 +255,7 @@ class Daemon:
         if lease.round is None or ended.outcome in UNFINISHED:
             return
         try:
-            RoundLog(self._home.rounds).add(round_record(lease.job.id, lease.round, ended, run.result()))
+            log_round(self._home.rounds, round_record(lease.job.id, lease.round, ended, run.result()))
         except OSError as error:
             _log.warning("the round could not be logged", detail=describe_error(error))
 

@@ -11,7 +11,7 @@ from device_agent.android.adb import Adb
 from device_agent.daemon.service import installed_units
 from device_agent.errors import NoRunner
 from device_agent.executors.choice import has_python_runtime
-from device_agent.home import AgentHome, DeviceConfig, PauseFlag
+from device_agent.home import AgentHome, DeviceConfig
 from device_agent.memory import spare_bytes
 from device_agent.policy.evaluator import load_rules
 from device_agent.policy.rules import decide
@@ -215,7 +215,7 @@ def check_daemon(home: AgentHome) -> Check:
     """Checks that the agent runs and is not paused."""
     if not home.running():
         return Check("daemon", "warn", "no agent runs in this home", "`mobizo-agent run`")
-    if PauseFlag(home.path):
+    if home.paused.exists():
         return Check("daemon", "warn", "paused by the user", "`mobizo-agent resume`")
     status = home.status()
     return Check("daemon", "ok", f"the daemon runs: {status.state if status else 'starting'}")

@@ -144,7 +144,7 @@ class PolicyGatedRun:
         wait: sleeps up to that many seconds; returns early if the daemon is asked to stop.
         """
         self.rules = evaluator.rules.strictest(rules)
-        self._evaluator, self._stopped, self._wait, self._send_progress = evaluator, stopped, wait, report
+        self.wait, self._evaluator, self._stopped, self._send_progress = wait, evaluator, stopped, report
         self._progress = Progress(phase="downloading")
         self._rest = 0.0  # seconds of pause for each second of a step
         self._slow_reason: str | None = None
@@ -153,6 +153,11 @@ class PolicyGatedRun:
         self._seconds: dict[Phase, float] = {}
         self._phase: Phase = self._progress.phase
         self._phase_began = time.monotonic()
+
+    def check(self) -> None:
+        """Raises Halted if the job must stop."""
+        if self._stopped():
+            raise Halted
 
     def phase_seconds(self) -> dict[Phase, float]:
         """Returns the seconds since this object was made, by phase; the current phase counts until now."""
@@ -209,8 +214,7 @@ class PolicyGatedRun:
         """
         for item in items:
             self._await(lambda: self._evaluator.training(self.rules))
-            if self._stopped():
-                raise Halted
+            self.check()
             self.report(progress)
             self._counted_at = time.monotonic()
             yield item
@@ -241,9 +245,8 @@ class PolicyGatedRun:
         self._report_waiting(why)
         if waited > PATIENCE_SECONDS:
             raise PolicyForbids(f"{why}; the job is released, the run is kept")
-        self._wait(pause)
-        if self._stopped():
-            raise Halted
+        self.wait(pause)
+        self.check()
 
     def _report_waiting(self, why: str) -> None:
         self._enter("waiting")
@@ -256,9 +259,8 @@ class PolicyGatedRun:
             remaining_seconds = PATIENCE_SECONDS - (time.monotonic() - began)
             if remaining_seconds <= 0 or self._evaluator.seconds_until(decision) > remaining_seconds:
                 raise PolicyForbids(f"{decision.local_why}; the job is released, the run is kept")
-            self._wait(WAIT_SECONDS)
-            if self._stopped():
-                raise Halted
+            self.wait(WAIT_SECONDS)
+            self.check()
         self._enter(self._progress.phase)
 
     def _begin_training(self) -> None:
@@ -291,8 +293,7 @@ class PolicyGatedRun:
         self._counted_at = now
 
     def _check_transfer(self, decide: Callable[[Rules], Decision]) -> None:
-        if self._stopped():
-            raise Halted
+        self.check()
         if time.monotonic() - self._checked_at >= CHECK_SECONDS:
             self._checked_at = time.monotonic()
             self._send_progress(self._progress)  # received bytes count as progress

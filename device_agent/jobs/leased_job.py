@@ -194,13 +194,8 @@ class LeasedJob:
         """Returns how the run is uploaded. A masked update is never uploaded in another form."""
         if self._masked:
             home, device_id = self.context.home, self.context.home.config().device_id
-            return SecureAggregationUpload(
-                self.client, self.lease, self.run, home, device_id, self._check_running, self.wait
-            )
-        store = self.context.store
-        return Upload(
-            self.client, self.lease, self.run, store, self._check_running, self.wait, self._trajectory_upload()
-        )
+            return SecureAggregationUpload(self.client, self.lease, self.run, home, device_id)
+        return Upload(self.client, self.lease, self.run, self.context.store, self._trajectory_upload())
 
     @property
     def _masked(self) -> bool:
@@ -294,7 +289,7 @@ class LeasedJob:
         if start is not None and not (self.run.start.is_file() and file_sha256(self.run.start) == start.sha256):
             self.run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             policy_run.download(partial(self.client.download_start, self.lease.id, start, self.run.start))
-        self._check_running()
+        policy_run.check()
         return RunPlan(
             job_id=self.lease.job.id,
             job_created_at=self.lease.job.created_at,
@@ -371,10 +366,6 @@ class LeasedJob:
         except DatasetRemoved as error:
             return error
         return None
-
-    def _check_running(self) -> None:
-        if self._must_stop():
-            raise Halted
 
     def _halted(self) -> JobEnd:
         if self.heartbeat.cancelled.is_set():

@@ -65,22 +65,16 @@ def round_record(job_id: str, of: RoundRef, ended: JobEnd, result: Result | None
     )
 
 
-class RoundLog:
-    """The log file of rounds."""
+def past_rounds(path: Path) -> list[RoundRecord]:
+    """Returns the latest KEPT_ROUNDS rounds in the log, oldest first."""
+    records = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValidationError):
+            records.append(RoundRecord.model_validate_json(line))
+    return records[-KEPT_ROUNDS:]
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
 
-    def past(self) -> list[RoundRecord]:
-        """Returns the latest KEPT_ROUNDS rounds, oldest first."""
-        records = []
-        for line in self._path.read_bytes().splitlines() if self._path.exists() else ():
-            with suppress(ValidationError):
-                records.append(RoundRecord.model_validate_json(line))
-        return records[-KEPT_ROUNDS:]
-
-    def add(self, record: RoundRecord) -> None:
-        """Adds a round durably; the latest KEPT_ROUNDS stay."""
-        records = [*self.past(), record][-KEPT_ROUNDS:]
-        lines = (f"{each.model_dump_json(exclude_none=True)}\n".encode() for each in records)
-        write_pieces(self._path, lines)
+def log_round(path: Path, record: RoundRecord) -> None:
+    """Adds a round to the log durably; the latest KEPT_ROUNDS stay."""
+    records = [*past_rounds(path), record][-KEPT_ROUNDS:]
+    write_pieces(path, (f"{each.model_dump_json(exclude_none=True)}\n".encode() for each in records))

@@ -6,18 +6,18 @@ disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
 from device_agent.home import AgentHome
-from device_agent.jobs.lease_and_policy import Answer, PolicyGatedRun
+from device_agent.jobs.lease_and_policy import PolicyGatedRun
 from device_agent.jobs.upload import UploadSummary, until_answered
 from device_agent.protocol.client import DeviceClient
 from device_agent.secure_aggregation.participant import DeviceMessage, KnownKeys, SecureAggregationParticipant
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import Untrusted
+from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.fixed_point import IntegerVector, encode
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
@@ -36,6 +36,7 @@ from shared.zo.lora import load_adapter
 
 ROUTES = {Advertisement: "keys", SealedShares: "shares", Consent: "consent", Unmasking: "unmask"}
 CHECK_SECONDS = 3.0  # between polls while waiting for other devices
+GONE = "its round has ended"
 WAITING = "the masked update is ready; waiting for the other devices of the round"
 
 _log = structlog.get_logger()
@@ -66,15 +67,13 @@ class LeaseSecureAggregationTransport:
 
 @dataclass(frozen=True)
 class SecureAggregationUpload:
-    """The upload of one run of a masked round; `check` and `wait` as in `Upload`."""
+    """The upload of one run of a masked round."""
 
     client: DeviceClient
     lease: Lease
     run: RunDirectory
     home: AgentHome
     device_id: str
-    check: Callable[[], None]
-    wait: Callable[[float], bool]
 
     def send(self, policy_run: PolicyGatedRun, result: Result) -> UploadSummary:
         """Takes part in every phase and completes the job.
@@ -94,11 +93,13 @@ class SecureAggregationUpload:
             lambda: self._encoded(parameters, result),
         )
         waiting = Progress(phase="uploading", step=result.steps, steps=result.steps, why=WAITING)
-        while not self._until_answered(policy_run, participant.advance):
+        while not until_answered(participant.advance, policy_run, GONE):
             policy_run.report(waiting)
-            self.wait(CHECK_SECONDS)
-        receipt = self._until_answered(
-            policy_run, lambda: self.client.complete_round(self.lease.id, NO_FILE, redacted_result(result))
+            policy_run.wait(CHECK_SECONDS)
+        receipt = until_answered(
+            lambda: self.client.complete(RoundReceipt, self.lease.id, NO_FILE, redacted_result(result)),
+            policy_run,
+            GONE,
         )
         facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
         _log.info("update accepted", **facts, form="masked", bytes=transport.sent_bytes)
@@ -109,9 +110,6 @@ class SecureAggregationUpload:
         adapter = load_adapter(self.run.best.read_bytes(), plan.manifest.size)
         weight = min(max(result.train_examples or 1, 1), parameters.most_weight)
         return encode(plan.device_algorithm.update(adapter, plan.begin_b()), weight, parameters)
-
-    def _until_answered(self, policy_run: PolicyGatedRun, call: Callable[[], Answer]) -> Answer:
-        return until_answered(call, policy_run, self.check, self.wait, "its round has ended")
 
 
 def secure_aggregation_parameters(lease: Lease) -> SecureAggregationParameters:

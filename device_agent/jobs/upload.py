@@ -33,8 +33,9 @@ from shared.errors import (
     TrajectoryMismatch,
     Unavailable,
 )
+from shared.federation.cohort import RoundReceipt
 from shared.job import Progress, TrajectoryUpload
-from shared.protocol import Lease
+from shared.protocol import AdapterVersion, Lease
 from shared.result import Result
 from shared.zo.trajectory import parse_trajectory
 
@@ -56,21 +57,15 @@ class UploadSummary:
     bytes: int
 
 
-def until_answered(
-    call: Callable[[], Answer],
-    policy_run: PolicyGatedRun,
-    check: Callable[[], None],
-    wait: Callable[[float], bool],
-    gone: str,
-) -> Answer:
-    """Returns what `call` returns, which is repeated while it raises RETRIED. check, wait: as of `Upload`.
+def until_answered(call: Callable[[], Answer], policy_run: PolicyGatedRun, gone: str) -> Answer:
+    """Returns what `call` returns, which is repeated while it raises RETRIED.
 
-    Raises Gone, which explains it by `gone`, if the server no longer accepts the job, PolicyForbids if the rules forbid
-    the network for too long.
+    Raises Halted if the job must stop, Gone, which explains it by `gone`, if the server no longer accepts the job,
+    PolicyForbids if the rules forbid the network for too long.
     """
     pauses = Backoff(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
     while True:
-        check()
+        policy_run.check()
         try:
             return policy_run.transfer(lambda _progress: call())
         except PolicyForbids:
@@ -81,23 +76,17 @@ def until_answered(
         except RETRIED as error:
             pause = pauses.pause()
             _log.warning("upload failed; retried", detail=error.detail, next_try_seconds=round(pause, 1))
-            wait(pause)
+            policy_run.wait(pause)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """The upload of one run.
-
-    check: raises if the job has ended. wait: sleeps up to that many seconds; returns early if the daemon is to stop.
-    trajectory: how much of the trajectory is uploaded.
-    """
+    """The upload of one run. trajectory: how much of the trajectory is uploaded."""
 
     client: DeviceClient
     lease: Lease
     run: RunDirectory
     store: AdapterStore
-    check: Callable[[], None]
-    wait: Callable[[float], bool]
     trajectory: TrajectoryUpload = "none"
 
     def send(self, policy_run: PolicyGatedRun, result: Result) -> UploadSummary:
@@ -110,7 +99,7 @@ class Upload:
         data = self.run.best.read_bytes()
         likely = "another device has leased it" if self.lease.round is None else "its round has ended"
         gone = f"most likely {likely}; the result stays in {self.run.path} until newer runs replace it"
-        return until_answered(lambda: self._send_once(data, result), policy_run, self.check, self.wait, gone)
+        return until_answered(lambda: self._send_once(data, result), policy_run, gone)
 
     def _send_once(self, data: bytes, result: Result) -> UploadSummary:
         trajectory = self._trajectory()
@@ -149,11 +138,11 @@ class Upload:
         """Completes the job with the uploaded hashes."""
         hashes = sha256_hex(data), None if trajectory is None else sha256_hex(trajectory)
         if self.lease.round is not None:
-            receipt = self.client.complete_round(self.lease.id, hashes[0], result, hashes[1])
+            receipt = self.client.complete(RoundReceipt, self.lease.id, hashes[0], result, hashes[1])
             facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
             _log.info("update accepted", **facts, form=summary.form, bytes=summary.bytes)
             return
-        version = self.client.complete(self.lease.id, hashes[0], result, hashes[1])
+        version = self.client.complete(AdapterVersion, self.lease.id, hashes[0], result, hashes[1])
         _log.info(
             "adapter stored",
             adapter=version.adapter,

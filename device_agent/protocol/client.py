@@ -16,13 +16,11 @@ from pydantic import BaseModel, ValidationError
 
 from shared.capabilities import Capabilities
 from shared.errors import ClockSkew, MobizoError, ReplayedRequest
-from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
 from shared.job import JobError, JobStart, Progress
 from shared.key_rotation import ServerKeys
 from shared.program import ProgramFile
 from shared.protocol import (
-    AdapterVersion,
     ChosenStart,
     Completion,
     Decline,
@@ -126,26 +124,21 @@ class DeviceClient:
         return self._put(UploadReceipt, f"/v1/leases/{lease_id}/trajectory", trajectory)
 
     def complete(
-        self, lease_id: str, adapter_sha256: str, result: Result, trajectory_sha256: str | None = None
-    ) -> AdapterVersion:
+        self,
+        receipt: type[Document],
+        lease_id: str,
+        adapter_sha256: str,
+        result: Result,
+        trajectory_sha256: str | None = None,
+    ) -> Document:
         """Completes the job with the uploaded adapter, or with one that the server replays from the trajectory.
 
-        Raises TrajectoryMismatch if the replay differs, NotReplayable if the adapter must be uploaded as well.
+        receipt: AdapterVersion, or RoundReceipt for a federated round, where the uploaded B is an update. Raises
+        TrajectoryMismatch if the replay differs, NotReplayable if the adapter must be uploaded as well.
         """
-        return self._complete(AdapterVersion, lease_id, adapter_sha256, result, trajectory_sha256)
-
-    def complete_round(
-        self, lease_id: str, adapter_sha256: str, result: Result, trajectory_sha256: str | None = None
-    ) -> RoundReceipt:
-        """Like `complete`, for a federated round, where the uploaded B is an update."""
-        return self._complete(RoundReceipt, lease_id, adapter_sha256, result, trajectory_sha256)
-
-    def _complete(
-        self, model: type[Document], lease_id: str, adapter: str, result: Result, trajectory: str | None
-    ) -> Document:
-        body = Completion(adapter_sha256=adapter, result=result, trajectory_sha256=trajectory)
-        timeout = None if trajectory is None else REPLAY_TIMEOUT
-        return self._post(model, f"/v1/leases/{lease_id}/complete", body, timeout=timeout)
+        body = Completion(adapter_sha256=adapter_sha256, result=result, trajectory_sha256=trajectory_sha256)
+        timeout = None if trajectory_sha256 is None else REPLAY_TIMEOUT
+        return self._post(receipt, f"/v1/leases/{lease_id}/complete", body, timeout=timeout)
 
     def secure_aggregation(self, lease_id: str, known_phase: Phase | None) -> SecureAggregationView:
         """Returns the state of a job's masked round; leaves out the data of `known_phase`."""

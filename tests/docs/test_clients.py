@@ -20,7 +20,7 @@ from mobizo import Client
 from shared.access import Role, TokenRequest
 from shared.canonical import sha256_hex
 from shared.job import JobRequest
-from shared.protocol import EnrollmentRequest
+from shared.protocol import AdapterVersion, EnrollmentRequest
 from shared.result import Result
 from shared.signing import new_private_key, public_text
 from shared.zo.lora import BaseShape, dump_adapter
@@ -62,7 +62,7 @@ def publish(url, operator_token, request):
             flat = np.random.default_rng(6).standard_normal(lease.manifest.manifest.size).astype(np.float32) / 100
             data = dump_adapter(flat, {"job": lease.job.id})
             device.upload(lease.id, data)
-            device.complete(lease.id, sha256_hex(data), Result.model_validate(result()))
+            device.complete(AdapterVersion, lease.id, sha256_hex(data), Result.model_validate(result()))
         return operator.tokens.create(TokenRequest(name="reader", role=Role.APP)).token
 
 

@@ -8,7 +8,7 @@ from importlib.machinery import PathFinder
 import pytest
 
 from device_agent.daemon.doctor import check_daemon, check_engine, check_home, check_rules, check_sensors, check_server
-from device_agent.home import AgentHome, PauseFlag
+from device_agent.home import AgentHome
 from device_agent.policy.sensors import Readings
 from shared.errors import Unauthorized
 from shared.key_rotation import sign_key_rotation
@@ -133,7 +133,7 @@ def test_a_daemon_that_runs_or_is_paused(home):
     assert check_daemon(home).state == "warn"
     with home.lock():
         assert check_daemon(home).state == "ok"
-        PauseFlag(home.path).begin()
+        home.paused.touch()
         assert "resume" in check_daemon(home).remedy
 
 

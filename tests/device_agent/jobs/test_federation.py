@@ -11,7 +11,7 @@ from device_agent.daemon.reporting import Display
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.home import AgentHome
 from device_agent.jobs.leased_job import Outcome
-from device_agent.jobs.rounds import RoundLog
+from device_agent.jobs.rounds import past_rounds
 from device_agent.protocol.client import DeviceClient
 from shared.capabilities import Capabilities
 from shared.errors import AdapterNotFound
@@ -97,7 +97,7 @@ def version(ask, number):
 
 def run_of(agent, position):
     """What an agent's run in a round left: its ledger, and B after it."""
-    past = RoundLog(agent.home.rounds).past()[position]
+    past = past_rounds(agent.home.rounds)[position]
     run = agent.home.run(past.job_id)
     trajectory, _ = parse_trajectory(run.trajectory.read_bytes())
     return past, trajectory, load_adapter(run.last.read_bytes(), trajectory.header.size)

@@ -7,7 +7,6 @@ import psutil
 import pytest
 
 from device_agent.errors import PolicyForbids
-from device_agent.home import PauseFlag
 from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.leased_job import Outcome
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
@@ -150,15 +149,15 @@ def test_a_device_that_may_not_train_asks_for_nothing_and_says_why(
 
 
 def test_a_person_may_say_not_now(start, server, rademacher, home, in_background):
-    daemon, pause = start(), PauseFlag(home.path)
+    daemon = start()
     server.add_job(rademacher, steps=FOREVER, evaluation_interval=FOREVER)
     in_background(daemon)
     server.wait_for_training()
-    pause.begin()
+    home.paused.touch()
     server.wait_for(lambda: server.beats[-1].phase == "waiting")
     waiting = server.beats[-1]
     assert "paused by the user" in waiting.why
-    pause.end()
+    home.paused.unlink()
     server.wait_for(lambda: server.beats[-1].phase == "training" and server.beats[-1].step > waiting.step)
 
 

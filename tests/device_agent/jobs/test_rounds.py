@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
-from device_agent.jobs.rounds import KEPT_ROUNDS, RoundLog, RoundRecord
+from device_agent.jobs.rounds import KEPT_ROUNDS, RoundRecord, log_round, past_rounds
 from shared.errors import RoundClosed
 from shared.federation.cohort import AlgorithmSettings, RoundTask
 from shared.zo.lora import load_adapter
@@ -50,7 +50,7 @@ def test_the_last_b_goes_and_is_no_adapter_of_this_devices(work, server, server_
     assert completion.result.start_accuracy == validations[0].accuracy
     assert completion.result.tuned_accuracy == validations[-1].accuracy
     assert AdapterStore(home).stored() == []
-    (past,) = RoundLog(home.rounds).past()
+    (past,) = past_rounds(home.rounds)
     assert (past.cohort, past.round, past.job_id, past.outcome) == ("reviews", 3, "job-1", "completed")
     assert (past.form, past.bytes, past.steps) == ("weights", len(upload), 6)
     assert (past.before_accuracy, past.after_accuracy) == (validations[0].accuracy, validations[-1].accuracy)
@@ -77,7 +77,7 @@ def test_without_the_owners_leave_the_job_is_given_back_untouched(work, server, 
     assert ("POST", "release") in server.calls
     assert not server.uploads
     assert not home.run("job-1").path.exists()
-    assert RoundLog(home.rounds).past() == []
+    assert past_rounds(home.rounds) == []
 
 
 @pytest.mark.parametrize("of", [None, task(number=2), task(cohort="notes")])
@@ -95,7 +95,7 @@ def test_a_part_may_count_in_a_later_round_than_it_was_made_for(work, server, ra
     server.add_job(rademacher, task_of_round=task(), **TRAINING)
     server.rounds["job-1"] = task(number=4)
     assert work().outcome is Outcome.COMPLETED
-    assert [past_round.round for past_round in RoundLog(home.rounds).past()] == [4]
+    assert [past_round.round for past_round in past_rounds(home.rounds)] == [4]
 
 
 def test_a_round_that_ended_before_is_remembered_as_lost(work, server, rademacher, home):
@@ -104,7 +104,7 @@ def test_a_round_that_ended_before_is_remembered_as_lost(work, server, rademache
     job_end = work()
     assert job_end.outcome is Outcome.LOST
     assert "most likely its round has ended" in job_end.detail
-    (past,) = RoundLog(home.rounds).past()
+    (past,) = past_rounds(home.rounds)
     assert (past.outcome, past.form, past.bytes) == ("lost", None, 0)
     assert past.detail == job_end.detail
 
@@ -113,7 +113,7 @@ def test_a_round_that_goes_on_without_this_device_is_remembered(work, server, ra
     server.stop.set()
     server.add_job(rademacher, task_of_round=task(), **TRAINING | {"steps": 20_000, "evaluation_interval": 20_000})
     assert work().outcome is Outcome.CANCELLED
-    (past,) = RoundLog(home.rounds).past()
+    (past,) = past_rounds(home.rounds)
     assert (past.outcome, past.bytes) == ("cancelled", 0)
     assert "the round ended" in past.line()
 
@@ -123,24 +123,23 @@ def past_of(number, **changes):
 
 
 def test_the_log_forgets_the_oldest_and_outlives_a_torn_line(tmp_path):
-    log = RoundLog(tmp_path / "rounds.jsonl")
-    assert log.past() == []
-    for number in range(1, 4):
-        log.add(past_of(number))
     path = tmp_path / "rounds.jsonl"
+    assert past_rounds(path) == []
+    for number in range(1, 4):
+        log_round(path, past_of(number))
     path.write_bytes(path.read_bytes()[:-20])
-    log.add(past_of(4))
-    assert [past_round.round for past_round in log.past()] == [1, 2, 4]
+    log_round(path, past_of(4))
+    assert [past_round.round for past_round in past_rounds(path)] == [1, 2, 4]
     path.write_bytes(b"".join(past_of(n).model_dump_json().encode() + b"\n" for n in range(1, 2 * KEPT_ROUNDS + 1)))
-    log.add(past_of(9999))
+    log_round(path, past_of(9999))
     assert len(path.read_bytes().splitlines()) == KEPT_ROUNDS
-    assert [past_round.round for past_round in log.past()[-2:]] == [2 * KEPT_ROUNDS, 9999]
+    assert [past_round.round for past_round in past_rounds(path)[-2:]] == [2 * KEPT_ROUNDS, 9999]
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_past_rounds_are_shown(invoke, home):
     assert "none yet" in invoke("round", "list")
-    RoundLog(home.rounds).add(past_of(3, form="weights", bytes=1234, before_accuracy=0.5, after_accuracy=0.625))
+    log_round(home.rounds, past_of(3, form="weights", bytes=1234, before_accuracy=0.5, after_accuracy=0.625))
     words = "round 3 of reviews  completed  1,234 bytes (weights)  validation 50.0% -> 62.5%"
     assert words in invoke("round", "list")
     assert json.loads(invoke("round", "list", "--json"))["bytes"] == 1234
