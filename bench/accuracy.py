@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.end_to_end.contender_runner import ContenderRunner
 from bench.result import Claims, Row, write
-from bench.runner import JsonFile, Keep, Quick
+from bench.runner import SEEDS, JsonFile, Keep, Quick
 from bench.training.learners import Engine
 from bench.training.runs import Contender, Run
 from shared.recipe import RecipeSettings
@@ -22,7 +22,6 @@ from shared.training_settings import TrainingSettings
 BATCH = 16  # q E
 LENGTH = 256  # of a sequence; longer prompts lose their front
 STEPS, INTERVAL, EPS = 72, 24, 1e-2
-SEEDS = (0, 1, 2)
 # Short runs need rates from the upper end of the paper's grid on.
 RATES, FIRST_ORDER_RATES = (5e-4, 2e-3, 8e-3), (1e-2, 3e-2, 1e-1)
 VALIDATED, TESTED = 100, 200  # sentences

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.programs import LAST_LAYERS, PRODUCTS, Batch, CompiledProgram, compile_cold, smollm2_recipe
-from bench.result import Measurement, Row, notes
+from bench.result import Measurement, Row
 from bench.runner import JsonFile, Keep, Only, Quick, ratio, rows_of_seeds, run_parts, time_by_turns
 from bench.starts import starts
 from bench.tiny import plan_of, train
@@ -110,7 +110,7 @@ def _run(program: CompiledProgram, data: Path, seed: int, quick: bool) -> Row:
     with tempfile.TemporaryDirectory() as name:
         result = train(plan_of(program, data, training, task=TASKS[loss]), Path(name))
     before, after = result.token_loss_before or 1.0, result.token_loss_after or 1.0
-    row = {
+    return {
         "loss": loss,
         "seed": seed,
         "preferred": result.tuned_accuracy or 0.0,
@@ -118,8 +118,6 @@ def _run(program: CompiledProgram, data: Path, seed: int, quick: bool) -> Row:
         "liked_loss_increase": after / before - 1,
         "seconds": result.seconds,
     }
-    notes.print(f"{row}")
-    return row
 
 
 def preference_step(directory: Path, quick: bool) -> Measurement:

@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.llamacpp import LlamaCpp, write_quantized
 from bench.programs import LAST_LAYERS, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
-from bench.result import Claims, Row, write
+from bench.result import Claims, write
 from bench.runner import JsonFile, Keep, Quick
 from bench.tiny import enrolled_home
 from device_agent.home import AgentHome
@@ -74,7 +74,7 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
                 _seconds_of(lambda: next(Chat(model, None).answer(text))) for _ in range(rounds)
             ]
         seconds["cold first token", "mobizo"] = [_cold_start_seconds(homes["int8"], text) for _ in range(cold_rounds)]
-    write(json_file, _rows(seconds), _claims(seconds))
+    write(json_file, [], _claims(seconds))
 
 
 def make_home(directory: Path, program: CompiledProgram) -> AgentHome:
@@ -150,13 +150,6 @@ def _cold_start_seconds(home: AgentHome, text: str) -> float:
 def _ratios(seconds: Seconds, measurement: str, kind: str) -> float:
     pairs = zip(seconds[measurement, f"mobizo, by turns with {kind}"], seconds[measurement, kind], strict=True)
     return statistics.median(own_seconds / llama_seconds for own_seconds, llama_seconds in pairs)
-
-
-def _rows(seconds: Seconds) -> list[Row]:
-    return [
-        {"what": measurement, "who": contender, "seconds": statistics.median(values), "all_seconds": values}
-        for (measurement, contender), values in sorted(seconds.items())
-    ]
 
 
 def _claims(seconds: Seconds) -> Claims:

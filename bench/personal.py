@@ -19,7 +19,7 @@ from typing import Any
 import typer
 
 from bench.programs import MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
-from bench.result import Claims, Measurement, Row, notes
+from bench.result import Claims, Measurement, Row
 from bench.runner import JsonFile, Keep, Only, Quick, rows_of_seeds, run_parts
 from bench.tiny import plan_of, train
 from shared.recipe import TARGETS
@@ -38,43 +38,28 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """A data set, its task and the program's lengths. steps, rates: by estimator."""
+    """A data set, its task and the program's lengths. steps: by estimator."""
 
     data: Path
     task: Task
     lengths: dict[str, int]
     steps: dict[str, int]
-    rates: dict[str, float]
-
-    def training(self, estimator: str, seed: int, quick: bool) -> TrainingSettings:
-        """Returns the settings of one run: it is validated in its middle and at its end."""
-        steps = 2 if quick else self.steps[estimator]
-        return TrainingSettings(
-            steps=steps,
-            lr=self.rates[estimator],
-            seed=seed,
-            schedule="cosine",
-            evaluation_interval=max(steps // 2, 1),
-            validation_limit=40,
-            test_limit=4 if quick else 100,
-        )
 
 
 # Rates and steps were chosen on validation examples.
+RATES = {"gradient": 3e-3, "replay": 5e-3}
 EXPERIMENTS = {
     "completion": Experiment(
         PRODUCTS,
         COMPLETION,
         {"sequence_length": 64, "answer_length": 48},
         {"gradient": 40, "replay": 60},
-        {"gradient": 3e-3, "replay": 5e-3},
     ),
     "style": Experiment(
         NOVEL,
         NOVEL_TASK,
         {"sequence_length": 96, "answer_length": 95},
         {"gradient": 30, "replay": 30},
-        {"gradient": 3e-3, "replay": 5e-3},
     ),
 }
 
@@ -102,19 +87,26 @@ def learn(directory: Path, part: str, quick: bool) -> Measurement:
 
 
 def _run(program: CompiledProgram, experiment: Experiment, seed: int, quick: bool) -> Row:
-    """Trains once, in a directory of its own."""
+    """Trains once, in a directory of its own. The run is validated in its middle and at its end."""
     estimator = program.recipe.estimator
+    steps = 2 if quick else experiment.steps[estimator]
+    training = TrainingSettings(
+        steps=steps,
+        lr=RATES[estimator],
+        seed=seed,
+        schedule="cosine",
+        evaluation_interval=steps // 2,
+        validation_limit=40,
+        test_limit=4 if quick else 100,
+    )
     with tempfile.TemporaryDirectory() as name:
-        training = experiment.training(estimator, seed, quick)
         result = train(plan_of(program, experiment.data, training, task=experiment.task), Path(name))
     if result.perplexities is None or result.token_loss_before is None or result.token_loss_after is None:
         raise typer.Exit(1)
-    row = {
+    return {
         "estimator": estimator,
         "seed": seed,
         "loss_drop": 1 - result.token_loss_after / result.token_loss_before,
         "perplexity_drop": 1 - result.perplexities[1] / result.perplexities[0],
         "seconds": result.seconds,
     }
-    notes.print(f"{row}")
-    return row

@@ -66,9 +66,12 @@ def load_or_compute(path: Path, compute: Callable[[], Any]) -> Any:
 
 
 def rows_of_seeds(path: Path, quick: bool, compute: Callable[[int, bool], Row]) -> list[Row]:
-    """Returns a row for each seed, only for the first one if quick; they are kept in `path`-SEED.json."""
-    seeds = SEEDS[: 1 if quick else None]
-    return [dict(load_or_compute(Path(f"{path}-{seed}.json"), partial(compute, seed, quick))) for seed in seeds]
+    """Returns a row for each seed, only for the first one if quick; they are kept in `path`-SEED.json, and shown."""
+    rows: list[Row] = []
+    for seed in SEEDS[: 1 if quick else None]:
+        rows.append(load_or_compute(Path(f"{path}-{seed}.json"), partial(compute, seed, quick)))
+        notes.print(f"{rows[-1]}")
+    return rows
 
 
 def time_by_turns(rounds: int, calls: Mapping[str, Callable[[int], Any]]) -> dict[str, list[float]]:

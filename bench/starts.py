@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.programs import MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
-from bench.result import Measurement, Row, notes
+from bench.result import Measurement, Row
 from bench.runner import rows_of_seeds
 from bench.tiny import plan_of, train
 from bench.topics import LR, SETTINGS
@@ -84,5 +84,4 @@ def _runs(program: CompiledProgram, parent: Path, seed: int, quick: bool) -> Row
         result = train(plan, directory / start.replace(" = ", ""))
         reached = [each.step for each in result.evaluations if each.accuracy >= TARGET]
         row[start] = program.recipe.effective_batch * min(reached, default=result.steps)
-    notes.print(f"{row}")
     return row

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.programs import LAST_LAYERS, MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
-from bench.result import Measurement, Row, notes
+from bench.result import Measurement, Row
 from bench.runner import rows_of_seeds
 from bench.tiny import plan_of, train
 from device_agent.training.run_directory import RunDirectory
@@ -95,15 +95,13 @@ def _run(program: CompiledProgram, directory: Path, name: str, seed: int, quick:
         _write_reviews(MOVIES / "test.jsonl", run.held_out)
     result = train(plan_of(program, data, training, task=TASK).model_copy(update=changes), path)
     before, after = result.earlier_accuracy_before, result.earlier_accuracy_after
-    row = {
+    return {
         "run": name,
         "seed": seed,
         "accuracy_after": result.tuned_accuracy,
         "movies_change": None if before is None or after is None else 100 * (after - before),
         "reference_change": result.reference_loss_change,
     }
-    notes.print(f"{row}")
-    return row
 
 
 def _write_reviews(source: Path, path: Path, which: slice = slice(None)) -> None:

@@ -3,12 +3,11 @@ training loop around the program, and the idle agent.
 """
 
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.agent import overhead
-from bench.agent.kills import RECOMPUTED_STEPS, Agent, FileHashes, KillableRun, Loop, measure
-from bench.programs import CompiledProgram
+from bench.agent.kills import RECOMPUTED_STEPS, Agent, CreateRun, FileHashes, Loop, measure
 from bench.result import Measurement, Row, notes
 from bench.runner import JsonFile, Keep, Only, Quick, run_parts
 from bench.tiny import compile_tiny, plan_of, write_sentences
@@ -43,36 +42,25 @@ def measure_kills(root: Path, programs_directory: Path, data: Path, runner: Path
     """Returns the kill table, and its sums as claims. programs_directory: for compiled programs."""
     base = root / "base"
     write_base(base)
-    gradient_settings: dict[str, Any] = {
-        "estimator": "gradient",
-        "queries": 1,
-        "layers": "last:1",
-        "loss": "candidates",
+    gradient = {"estimator": "gradient", "queries": 1, "layers": "last:1", "loss": "candidates"}
+    programs = {
+        "replay": compile_tiny(base, programs_directory / "replay"),
+        "gradient": compile_tiny(base, programs_directory / "gradient", **gradient),
     }
-    settings: dict[str, dict[str, Any]] = {"replay": {}, "gradient": gradient_settings}
-    programs = {name: compile_tiny(base, programs_directory / name, **recipe) for name, recipe in settings.items()}
 
     rows: list[Row] = []
     expected: dict[str, FileHashes] = {}
     for executor, estimator, target, trials in TABLE:
         name, program, training = f"{executor}-{estimator}-{target}", programs[estimator], TRAINING[estimator]
-
-        def create_run(
-            directory: Path,
-            executor: str = executor,
-            target: str = target,
-            program: CompiledProgram = program,
-            training: TrainingSettings = training,
-        ) -> KillableRun:
-            if target != "executor":
-                options = ("--executor", executor)
-                return Agent(directory, program, data, training, *options, both=target == "both")
+        notes.print(f"kills: {name}")
+        create_run: CreateRun
+        if target == "executor":
             launcher = RunnerLauncher(runner) if executor == "native" else PythonLauncher()
             # The agent measures reference texts, too.
             plan = plan_of(program, data, training).model_copy(update={"reference_texts": own_texts()})
-            return Loop(directory, plan, launcher)
-
-        notes.print(f"kills: {name}")
+            create_run = partial(Loop, plan, launcher)
+        else:
+            create_run = partial(Agent, program, data, training, executor, target == "both")
         count = max(trials // QUICK_FEWER, 1) if quick else trials
         row, hashes = measure(name, create_run, count, root / "kills" / name, expected.get(estimator))
         expected.setdefault(estimator, hashes)
@@ -80,12 +68,7 @@ def measure_kills(root: Path, programs_directory: Path, data: Path, runner: Path
     return rows, {f"kill_{name}": sum(row[name] for row in rows) for name in CLAIMED}
 
 
-def agent(
-    json_file: JsonFile = None,
-    quick: Quick = False,
-    only: Only = None,
-    keep: Keep = None,
-) -> None:
+def agent(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
     """Kill the agent at random points, measure it while idle, and time the loop around the program."""
     runner = find_runner()
     with tempfile.TemporaryDirectory() as name:

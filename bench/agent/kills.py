@@ -148,7 +148,7 @@ class KillableRun(ABC):
 class Loop(KillableRun, Launcher):
     """A run by the training loop in this process, whose executor is killed."""
 
-    def __init__(self, directory: Path, plan: RunPlan, launcher: Launcher) -> None:
+    def __init__(self, plan: RunPlan, launcher: Launcher, directory: Path) -> None:
         """directory: of this run alone."""
         self.run, self._launcher = RunDirectory(directory / "run"), launcher
         self.name = launcher.name
@@ -204,18 +204,18 @@ class Agent(KillableRun):
 
     def __init__(
         self,
-        directory: Path,
         program: CompiledProgram,
         dataset: Path,
         training: TrainingSettings,
-        *options: str,
+        executor: str,
         both: bool,
+        directory: Path,
     ) -> None:
-        """directory: of this run alone. options: of `mobizo-agent run`. both: kills the executor, too."""
+        """both: kills the executor, too. directory: of this run alone."""
         self._stack = contextlib.ExitStack()
         self._server, home = self._stack.enter_context(fake_server(directory / "home", program, training))
         self.run, self._log = home.run(JOB), directory / "log"
-        self._start = partial(start_agent, home, dataset, "--once", *options, log=self._log)
+        self._start = partial(start_agent, home, dataset, "--once", "--executor", executor, log=self._log)
         self._both = both
 
     def execute(self, kill_after: float | None) -> Attempt:

@@ -14,18 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Annotated
-
-import typer
 
 from bench.end_to_end.contender_runner import TARGET, ContenderRunner
 from bench.end_to_end.contenders import FIRST_ORDER, TABLE, Entry
 from bench.result import Claims, write
-from bench.runner import JsonFile, Keep, Only, Quick, select_parts
+from bench.runner import SEEDS, JsonFile, Keep, Only, Quick, select_parts
 from bench.step.memory import peak_memory
 from bench.training.runs import Run
 
-SEEDS = 3
 FURTHER_TARGETS = (0.80, 0.83)  # accuracies whose seconds are claimed too
 QUICK_STEPS = 10
 
@@ -58,13 +54,7 @@ class ContenderRuns:
         return claims
 
 
-def end_to_end(
-    json_file: JsonFile = None,
-    quick: Quick = False,
-    keep: Keep = None,
-    only: Only = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = SEEDS,
-) -> None:
+def end_to_end(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None, only: Only = None) -> None:
     """Core-seconds to 75 % on movie reviews: our estimators, MeZO, MobiZO as in the paper, first order; memory."""
     entries = {entry.contender.name: entry for entry in TABLE}
     if quick:  # a short run of each contender whose rate needs no trials of its own
@@ -79,7 +69,7 @@ def end_to_end(
         directory = keep or Path(temporary)
         runner = ContenderRunner(directory, examples=16 if quick else 200)
         runs_by_contender = {
-            name: _run_contender(runner, entries[name], range(1 if quick else seeds))
+            name: _run_contender(runner, entries[name], SEEDS[: 1 if quick else None])
             for name in names
             if name in entries
         }

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.federation import aggregate, learning
+from bench.federation.aggregate import SIZE
 from bench.result import Measurement, Row
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, run_parts
 from mobizo.quickstart.processes import BIN
@@ -24,8 +25,6 @@ from shared.federation.secure_aggregation.fixed_point import vector_bytes
 from shared.federation.secure_aggregation.settings import Bits, SecureAggregationParameters
 from shared.zo.lora import adapter_file
 from shared.zo.trajectory import MAGIC, Evaluation, TrajectoryHeader, frame
-
-SIZE = 368_640  # D of SmolLM2-135M at rank 16 on q_proj and v_proj
 
 
 def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:

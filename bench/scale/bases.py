@@ -3,13 +3,13 @@
 import json
 import math
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -72,31 +72,15 @@ def write_random_base(size: Size, directory: Path) -> int:
     config = AutoConfig.for_model(size.model, **size.config)
     (directory / "config.json").write_text(json.dumps(config.to_dict() | {"torch_dtype": "bfloat16"}))
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        weights = dict(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).named_parameters())
     values = np.random.default_rng(0).normal(0, DEVIATION, NOISE).astype(np.float32)
     noise = torch.from_numpy(values).to(torch.bfloat16)
-    index: dict[str, str] = {}
-    for number, names in enumerate(shards(shapes)):
-        file = f"model-{number:03d}.safetensors"
-        save_file({name: random_tensor(noise, name, shapes[name]) for name in names}, directory / file)
-        index |= dict.fromkeys(names, file)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    return sum(map(math.prod, shapes.values()))
-
-
-def shards(shapes: dict[str, tuple[int, ...]]) -> Iterator[list[str]]:
-    """Yields the names of the tensors of each file: at most SHARD_BYTES, or one tensor."""
-    names: list[str] = []
-    size = 0
-    for name, shape in shapes.items():
-        own = 2 * math.prod(shape)
-        if names and size + own > SHARD_BYTES:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += own
-    yield names
+    files = split_torch_state_dict_into_shards(weights, max_shard_size=SHARD_BYTES)
+    for file, names in files.filename_to_tensors.items():
+        save_file({name: random_tensor(noise, name, tuple(weights[name].shape)) for name in names}, directory / file)
+    index = {"metadata": {}, "weight_map": files.tensor_to_filename}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return sum(weight.numel() for weight in weights.values())
 
 
 def random_tensor(noise: torch.Tensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:

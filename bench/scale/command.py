@@ -4,8 +4,8 @@ Columns: `compile_peak_bytes` is of the compiler's whole process tree. On the de
 pass until the weights are loaded, and `second_load_seconds` in the next run of the same program; a step has 64 tokens a
 sequence. `replay` adapts all layers with q = 2, E = 2; `gradient` and `directional` (q = 256) the last 8 with E = 4;
 `text` is a step of exact gradients in all layers on one text of 128 tokens.
-`floor_seconds` is a float32 step's matrix products alone, in XNNPACK. `predicted_peak_bytes` is the server's prediction
-of a run. A program that may not fit into free memory is compiled and not trained; its device columns are missing.
+`floor_seconds` is a float32 step's matrix products alone, in XNNPACK. A program that may not fit into free memory is
+compiled and not trained; its device columns are missing.
 `families` is a tiny model of every family instead: see `bench.scale.families`.
 """
 
@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
+from bench.programs import compile_cold
 from bench.result import Claims, Row, commit, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
 from bench.scale.bases import QUICK, SIZES, Size, write_random_base
 from bench.scale.families import LLAMA, TYPES, families
-from bench.scale.measurement import compilation, device_run, recipe_of
+from bench.scale.measurement import device_run, recipe_of, watch_children
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
 
@@ -56,9 +57,11 @@ def _rows_of(size_name: str, size: Size, keep: Path) -> Iterator[Row]:
             row = {"base": size_name, "parameters": parameters, "precision": precision, "estimator": estimator}
             row |= {"commit": commit()}
             with tempfile.TemporaryDirectory(dir=name) as directory:
-                recipe = recipe_of(base, precision, estimator, size)
-                program, compiled = compilation(recipe, Path(directory), base)
-                return row | compiled | device_run(RunnerLauncher(find_runner()), program, parameters)
+                with watch_children() as memory:
+                    program = compile_cold(recipe_of(base, precision, estimator, size), Path(directory), base)
+                row |= {"compile_seconds": program.seconds, "compile_peak_bytes": memory[0]}
+                row |= {"ptd_bytes": program.size("weights")}
+                return row | device_run(RunnerLauncher(find_runner()), program, parameters)
 
         for run in size.runs:
             yield dict(load_or_compute(keep / ".".join((size_name, *run, "json")), partial(measure, *run)))

@@ -1,4 +1,4 @@
-"""Measures one base in one precision and estimator: its compilation, and a short run in the native runner."""
+"""Measures one base in one precision and estimator: a short run in the native runner, and memory of processes."""
 
 import json
 import statistics
@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from bench.agent.overhead import resource_usage
-from bench.programs import CompiledProgram, compile_cold
+from bench.programs import CompiledProgram
 from bench.result import Row, notes
 from bench.runner import peak_memory
 from bench.scale.bases import Size
@@ -58,20 +58,6 @@ def recipe_of(base: Path, precision: str, estimator: str, size: Size) -> Recipe:
     return Recipe.model_validate({"base": reference, "precision": precision} | settings)
 
 
-def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[CompiledProgram, Row]:
-    """Compiles the recipe in a fresh process; returns the program and the columns of the compilation."""
-    with watch_children() as memory:
-        program = compile_cold(recipe, directory, base)
-    row = {
-        "compile_seconds": program.seconds,
-        "compile_peak_bytes": memory[0],
-        "ptd_bytes": program.size("weights"),
-        "pte_bytes": program.size("program"),
-        "flops_per_step": program.manifest.flops_per_step,
-    }
-    return program, row
-
-
 def device_run(launcher: RunnerLauncher, program: CompiledProgram, parameters: int) -> Row:
     """Trains STEPS steps; returns the columns of the device, or none if the run might not fit into memory."""
     predicted = predicted_peak(program.recipe, program.manifest.shape, parameters)
@@ -85,14 +71,11 @@ def device_run(launcher: RunnerLauncher, program: CompiledProgram, parameters: i
         (data / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     Path(f"{program.path('weights')}.packed").unlink(missing_ok=True)
     first, second = (_train(launcher, program, data, steps) for steps in (STEPS, 1))
-    step = first.train_seconds / STEPS
     row: Row = {
         "load_seconds": first.load_seconds,
         "second_load_seconds": second.load_seconds,
         "peak_rss_bytes": first.peak_rss_bytes,
-        "predicted_peak_bytes": predicted,
-        "step_seconds": step,
-        "gflops": program.manifest.flops_per_step / step / 1e9,
+        "step_seconds": first.train_seconds / STEPS,
     }
     recipe, shape = program.recipe, program.manifest.shape
     if recipe.estimator == "replay" and recipe.precision == "fp32":

@@ -1,4 +1,4 @@
-"""`bench step`: ratios of steps timed by turns, exact gradients (`reverse`, `precisions`), `text` and its `shapes`.
+"""`bench step`: ratios of steps timed by turns, exact gradients (`reverse`, `precisions`), and `text`.
 
 The ratios are of a MobiZO step on SmolLM2-135M against PyTorch eager, sequential MeZO and the floor, each timed in one
 run, by turns, so that a slower machine slows both sides; claims are medians of ratios. Sequences hold random tokens of
@@ -25,7 +25,7 @@ from bench.runner import Parts, command_of, ratio, time_by_turns
 from bench.step.floor import gemm_seconds
 from bench.step.precisions import precisions
 from bench.step.reverse import reverse
-from bench.step.text import LENGTHS, QUICK_LENGTHS, shapes, text_steps
+from bench.step.text import text_steps
 from shared.recipe import DEFAULT_EPS
 from shared.zo.noise import query_seeds
 
@@ -144,7 +144,6 @@ PARTS: Parts = {
     "precisions": precisions,
     "reverse": lambda quick: reverse(QUICK_ROUNDS if quick else REVERSE_ROUNDS),
     "text": lambda quick: text_steps(QUICK_ROUNDS if quick else ROUNDS),
-    "shapes": lambda quick: shapes(QUICK_ROUNDS if quick else ROUNDS, QUICK_LENGTHS if quick else LENGTHS),
 }
 step = command_of(
     PARTS, "Time steps against PyTorch eager, sequential MeZO and parts of a step; a reverse pass; and texts."

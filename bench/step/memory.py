@@ -9,6 +9,7 @@ import ctypes
 import gc
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,17 @@ def peak_memory(directory: Path) -> Claims:
     replay = common | {"queries": QUERIES, "effective_batch": BATCH // QUERIES}
     gradient = common | {"estimator": "gradient", "queries": 1, "effective_batch": BATCH, "micro_batch": MICRO_BATCH}
     first_order = smollm2_recipe(**common, queries=1, effective_batch=BATCH)
-    plain, checkpointed = (_first_order_bytes(directory, first_order, checkpointing) for checkpointing in (False, True))
+    plain, checkpointed = (
+        _peak_bytes(directory / name, [first_order.model_dump(mode="json"), checkpointing])
+        for name, checkpointing in (("first-order", False), ("first-order-checkpointing", True))
+    )
     fp32, int8, exact = (
-        _program_bytes(directory, smollm2_recipe(**settings))
-        for settings in (replay, replay | {"precision": "int8"}, gradient | {"precision": "int8"})
+        _peak_bytes(program.directory / "peak", [str(program.directory)])
+        for program in (
+            compile_cold(smollm2_recipe(**replay), directory / "replay"),
+            compile_cold(smollm2_recipe(**replay, precision="int8"), directory / "replay-int8"),
+            compile_cold(smollm2_recipe(**gradient, precision="int8"), directory / "gradient-int8"),
+        )
     )
     return {
         "peak_memory_vs_first_order": fp32 / plain,
@@ -51,24 +59,10 @@ def peak_memory(directory: Path) -> Claims:
     }
 
 
-def _first_order_bytes(directory: Path, recipe: Recipe, checkpointing: bool) -> int:
-    def compute() -> int:
-        notes.print(f"peak memory: first order{', checkpointing' if checkpointing else ''}")
-        return int(run_module("bench.step.memory", [recipe.model_dump(mode="json"), checkpointing]))
-
-    return int(load_or_compute(directory / f"first-order{'-checkpointing' if checkpointing else ''}.json", compute))
-
-
-def _program_bytes(directory: Path, recipe: Recipe) -> int:
-    """Returns the peak resident bytes of a fresh process that alternates steps and scores on a program."""
-    program_directory = directory / recipe.id[:24]
-
-    def compute() -> int:
-        notes.print(f"peak memory: {recipe.estimator}, {recipe.precision}")
-        compile_cold(recipe, program_directory)
-        return int(run_module("bench.step.memory", [str(program_directory)]))
-
-    return int(load_or_compute(program_directory / "peak.json", compute))
+def _peak_bytes(path: Path, argument: list[Any]) -> int:
+    """Returns the peak resident bytes of this module in a process of its own; they are kept in `path`.json."""
+    notes.print(f"peak memory: {path}")
+    return int(load_or_compute(Path(f"{path}.json"), partial(run_module, "bench.step.memory", argument)))
 
 
 def train_and_score(program: CompiledProgram) -> None:

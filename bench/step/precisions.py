@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.programs import LAST_LAYERS, LR, MOVIES, CompiledProgram, compile_cold, random_batch, smollm2_recipe
-from bench.result import Measurement, Row, notes
-from bench.runner import SEEDS, ratio, time_by_turns
+from bench.result import Measurement, Row
+from bench.runner import SEEDS, ratio, rows_of_seeds, time_by_turns
 from bench.tiny import plan_of, train
 from device_agent.executors.program import Rates, TrainingProgram
 from shared.recipe import Precision
@@ -35,13 +35,12 @@ def precisions(quick: bool) -> Measurement:
         seconds = time_by_turns(2 if quick else ROUNDS, steps)
         for each in opened.values():
             each.close()
-        for seed in SEEDS[: 1 if quick else None]:
-            rows += [_run(program, directory, precision, seed, quick) for precision, program in programs.items()]
-        for program in programs.values():
+        for precision, program in programs.items():
+            rows += rows_of_seeds(directory / f"run-{precision}", quick, partial(_run, program, directory))
             program.path("weights").with_name("weights.ptd.packed").unlink()
             program.path("weights").with_name("weights.ptd.packed").mkdir()  # no file: packed in memory
         in_memory = {
-            precision: _run(program, directory, precision, len(SEEDS), quick=True)["peak_rss_bytes"]
+            precision: _run(program, directory, len(SEEDS), quick=True)["peak_rss_bytes"]
             for precision, program in programs.items()
         }
     claims = {
@@ -63,7 +62,8 @@ def _step(program: CompiledProgram, opened: TrainingProgram, number: int) -> Non
     opened.gradient_step(random_batch(recipe, vocabulary, recipe.sequence_length, number), Rates(LR))
 
 
-def _run(program: CompiledProgram, directory: Path, precision: Precision, seed: int, quick: bool) -> Row:
+def _run(program: CompiledProgram, directory: Path, seed: int, quick: bool) -> Row:
+    precision = program.recipe.precision
     steps = 2 if quick else STEPS
     training = TrainingSettings(
         steps=steps,
@@ -75,12 +75,10 @@ def _run(program: CompiledProgram, directory: Path, precision: Precision, seed: 
         test_limit=8 if quick else None,
     )
     result = train(plan_of(program, MOVIES, training), directory / f"{precision}-{seed}")
-    row = {
+    return {
         "precision": precision,
         "seed": seed,
         "accuracy": result.tuned_accuracy,
         "peak_rss_bytes": result.peak_rss_bytes,
         "train_seconds": result.train_seconds,
     }
-    notes.print(f"{row}")
-    return row
