@@ -63,7 +63,7 @@ class BaseRepository(Repository):
 
     def by_name(self, name: str) -> BaseModelEntry | None:
         """Returns the base model of that name."""
-        return self._session.scalar(select(BaseModelEntry).where(BaseModelEntry.name == name))
+        return self._one(BaseModelEntry, BaseModelEntry.name == name)
 
     def get(self, name: str) -> BaseModelEntry:
         """Returns the base model of that name. Raises UnknownBase, whose message lists the registered names."""

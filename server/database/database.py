@@ -46,7 +46,7 @@ import select
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -61,10 +61,12 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from server.database.columns import Table
+from server.database.paging import Condition, Row
 from server.settings import Tuning
 from shared.errors import BadRequest, Conflict, Unavailable
 
 SelectStatement = TypeVar("SelectStatement", bound=Select[*tuple[Any, ...]])
+AnyRow = TypeVar("AnyRow", bound=Table)
 CLOSE_SECONDS = 5.0
 IDLE_SECONDS = 1.0  # a connection idle for longer is checked before use
 _IDLE_SINCE = "mobizo-idle-since"
@@ -352,6 +354,21 @@ class Repository:
         """Stores new rows, and gives them their numbers."""
         self._session.add_all(rows)
         self._session.flush()
+
+    def _one(self, table: type[AnyRow], *conditions: Condition, lock: bool = False) -> AnyRow | None:
+        """Returns the row that meets all conditions, or None. lock: until the transaction ends."""
+        return self._session.scalar(locked(sqlalchemy_select(table).where(*conditions), lock=lock))
+
+    def _all(
+        self, table: type[Row], *conditions: Condition, lock: bool = False, limit: int | None = None
+    ) -> Sequence[Row]:
+        """Returns the rows that meet all conditions, oldest first, at most `limit` of them."""
+        statement = sqlalchemy_select(table).where(*conditions).order_by(table.number).limit(limit)
+        return self._session.scalars(locked(statement, lock=lock)).all()
+
+    def _count(self, *conditions: Condition) -> int:
+        """Returns how many rows meet all conditions."""
+        return self._session.scalars(sqlalchemy_select(func.count()).where(*conditions)).one()
 
 
 def change_state(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnExpressionArgument, select
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
 from server.database.columns import MAX_INTEGER, Numbered
 
 Row = TypeVar("Row", bound=Numbered)
+Condition = ColumnExpressionArgument[bool]  # of a WHERE clause
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,18 @@ class PageRows(Generic[Row]):
 
 
 def page_of(
-    session: Session, statement: Select[Row], table: type[Row], request: PageRequest, *load: ExecutableOption
+    session: Session,
+    table: type[Row],
+    request: PageRequest,
+    *conditions: Condition,
+    load: Iterable[ExecutableOption] = (),
 ) -> PageRows[Row]:
-    """Returns the requested page of `statement`, a selection from `table`. load: how related rows are loaded.
+    """Returns the requested page of the rows of `table` that meet all conditions. load: how related rows are loaded.
 
     It first reads the numbers, from an index alone, and then the rows by number, so that rows outside the page are not
     read.
     """
-    numbers = statement.with_only_columns(table.number).order_by(table.number.desc()).limit(request.limit + 1)
+    numbers = select(table.number).where(*conditions).order_by(table.number.desc()).limit(request.limit + 1)
     if request.before is not None:
         numbers = numbers.where(table.number < min(request.before, MAX_INTEGER))
     following = session.scalars(numbers).all()

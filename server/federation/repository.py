@@ -30,8 +30,7 @@ class CohortRepository(Repository):
 
     def get(self, tenant: str, name: str, *, lock: bool = False) -> Cohort | None:
         """Returns a cohort of a tenant, or None. lock: with its members and rounds, until the transaction ends."""
-        statement = select(Cohort).where(Cohort.tenant == tenant, Cohort.name == name)
-        return self._session.scalar(locked(statement, lock=lock))
+        return self._one(Cohort, Cohort.tenant == tenant, Cohort.name == name, lock=lock)
 
     def find(self, tenant: str, name: str, *, lock: bool = False) -> Cohort:
         """Like `get`. Raises CohortNotFound."""
@@ -42,7 +41,7 @@ class CohortRepository(Repository):
 
     def count(self, tenant: str) -> int:
         """Returns how many cohorts a tenant has."""
-        return self._session.scalar(select(func.count()).select_from(Cohort).where(Cohort.tenant == tenant)) or 0
+        return self._count(Cohort.tenant == tenant)
 
     def algorithm_of(self, tenant: str, cohort: str) -> AlgorithmSettings | None:
         """Returns the algorithm of a cohort, or None if there is no such cohort."""
@@ -73,7 +72,7 @@ class CohortRepository(Repository):
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[Cohort]:
         """Returns one page of a tenant's cohorts, newest first."""
-        return page_of(self._session, select(Cohort).where(Cohort.tenant == tenant), Cohort, request)
+        return page_of(self._session, Cohort, request, Cohort.tenant == tenant)
 
     def to_open(self) -> Sequence[int]:
         """Returns the numbers of cohorts whose next round opens automatically and which have no round in progress."""
@@ -82,26 +81,15 @@ class CohortRepository(Repository):
 
     def member(self, cohort: Cohort, user: str) -> CohortMember | None:
         """Returns a current or former member of the cohort, or None."""
-        return self._session.scalar(
-            select(CohortMember).where(CohortMember.cohort_number == cohort.number, CohortMember.user == user)
-        )
+        return self._one(CohortMember, CohortMember.cohort_number == cohort.number, CohortMember.user == user)
 
     def member_of_device(self, cohort: Cohort, device_id: str) -> CohortMember | None:
         """Returns the current member for whom a device trains, or None."""
-        return self._session.scalar(
-            select(CohortMember).where(
-                CohortMember.cohort_number == cohort.number,
-                CohortMember.device_id == device_id,
-                CohortMember.left_at.is_(None),
-            )
-        )
+        return self._one(CohortMember, _current(cohort.number), CohortMember.device_id == device_id)
 
     def members_page(self, cohort: Cohort, request: PageRequest) -> PageRows[CohortMember]:
         """Returns one page of the cohort's current members, newest first."""
-        statement = select(CohortMember).where(
-            CohortMember.cohort_number == cohort.number, CohortMember.left_at.is_(None)
-        )
-        return page_of(self._session, statement, CohortMember, request)
+        return page_of(self._session, CohortMember, request, _current(cohort.number))
 
     def count_members(self, cohorts: Sequence[Cohort]) -> dict[int, int]:
         """Returns the number of current members of each cohort, by cohort number."""
@@ -128,16 +116,15 @@ class CohortRepository(Repository):
 
     def unlisted(self, cohort_round: CohortRound) -> Sequence[CohortMember]:
         """Returns the members of the cohort without a part in a round, in the order in which they joined."""
-        return self._session.scalars(
-            select(CohortMember).where(_unlisted(cohort_round)).order_by(CohortMember.number)
-        ).all()
+        part = exists().where(
+            MemberUpdate.round_number == cohort_round.number, MemberUpdate.member_number == CohortMember.number
+        )
+        return self._all(CohortMember, _current(cohort_round.cohort_number), not_(part))
 
 
-def _unlisted(cohort_round: CohortRound) -> ColumnElement[bool]:
-    part = exists().where(
-        MemberUpdate.round_number == cohort_round.number, MemberUpdate.member_number == CohortMember.number
-    )
-    return (CohortMember.cohort_number == cohort_round.cohort_number) & CohortMember.left_at.is_(None) & not_(part)
+def _current(cohort_number: int) -> ColumnElement[bool]:
+    """Returns the condition for the current members of a cohort."""
+    return (CohortMember.cohort_number == cohort_number) & CohortMember.left_at.is_(None)
 
 
 def cohort_with_calibration(session: Session, sha256: str) -> str | None:

@@ -42,22 +42,15 @@ class RoundRepository(Repository):
 
     def at(self, cohort: Cohort, position: int) -> CohortRound | None:
         """Returns a round of a cohort by its number within the cohort, or None."""
-        return self._session.scalar(
-            select(CohortRound).where(CohortRound.cohort_number == cohort.number, CohortRound.position == position)
-        )
+        return self._one(CohortRound, CohortRound.cohort_number == cohort.number, CohortRound.position == position)
 
     def open(self, cohort: Cohort) -> CohortRound | None:
         """Returns the open round, or None."""
-        return self._session.scalar(
-            select(CohortRound).where(CohortRound.cohort_number == cohort.number, CohortRound.state == RoundState.OPEN)
-        )
+        return self._one(CohortRound, CohortRound.cohort_number == cohort.number, CohortRound.state == RoundState.OPEN)
 
     def under_way(self, cohort: Cohort) -> Sequence[CohortRound]:
         """Returns the rounds that have not ended, in order."""
-        statement = select(CohortRound).where(
-            CohortRound.cohort_number == cohort.number, CohortRound.state.in_(UNDER_WAY)
-        )
-        return self._session.scalars(statement.order_by(CohortRound.number)).all()
+        return self._all(CohortRound, CohortRound.cohort_number == cohort.number, CohortRound.state.in_(UNDER_WAY))
 
     def latest(self, cohorts: Sequence[Cohort]) -> dict[int, CohortRound]:
         """Returns the latest round of each cohort, by cohort number."""
@@ -71,14 +64,12 @@ class RoundRepository(Repository):
 
     def page(self, cohort: Cohort, request: PageRequest) -> PageRows[CohortRound]:
         """Returns one page of a cohort's rounds, newest first."""
-        statement = select(CohortRound).where(CohortRound.cohort_number == cohort.number)
-        return page_of(self._session, statement, CohortRound, request)
+        return page_of(self._session, CohortRound, request, CohortRound.cohort_number == cohort.number)
 
     def parts_page(self, cohort_round: CohortRound, request: PageRequest) -> PageRows[MemberUpdate]:
         """Returns one page of the members' parts in a round, newest first."""
-        statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number)
-        related = joinedload(MemberUpdate.member), joinedload(MemberUpdate.job)
-        return page_of(self._session, statement, MemberUpdate, request, *related)
+        mine, related = MemberUpdate.round_number == cohort_round.number, (MemberUpdate.member, MemberUpdate.job)
+        return page_of(self._session, MemberUpdate, request, mine, load=map(joinedload, related))
 
     def figures(self, rounds: Sequence[CohortRound]) -> dict[int, Figures]:
         """Returns the aggregated device reports of each round, by round number."""
@@ -114,10 +105,7 @@ class RoundRepository(Repository):
 
     def count(self, cohort_round: CohortRound, state: UpdateState) -> int:
         """Returns the number of parts of a round in one state."""
-        statement = select(func.count()).where(
-            MemberUpdate.round_number == cohort_round.number, MemberUpdate.state == state
-        )
-        return self._session.scalars(statement).one()
+        return self._count(MemberUpdate.round_number == cohort_round.number, MemberUpdate.state == state)
 
     def without_job(self, cohort_round: CohortRound, limit: int) -> Sequence[MemberUpdate]:
         """Returns up to `limit` parts of a round for which no job was submitted yet, with their members, in order."""
@@ -127,8 +115,7 @@ class RoundRepository(Repository):
 
     def ended_badly(self, cohort_round: CohortRound) -> Sequence[MemberUpdate]:
         """Returns the waiting parts of a round whose job has failed or was cancelled."""
-        statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number, _lost())
-        return self._session.scalars(statement.order_by(MemberUpdate.number)).all()
+        return self._all(MemberUpdate, MemberUpdate.round_number == cohort_round.number, _lost())
 
     def under_way_of(self, member: CohortMember) -> Sequence[MemberUpdate]:
         """Returns a member's parts in rounds that have not ended."""
@@ -162,10 +149,7 @@ class RoundRepository(Repository):
 
     def published_since(self, cohort: Cohort, version: int) -> int:
         """Returns the number of the cohort's rounds that published a version later than `version`."""
-        statement = select(func.count()).where(
-            CohortRound.cohort_number == cohort.number, CohortRound.version > version
-        )
-        return self._session.scalars(statement).one()
+        return self._count(CohortRound.cohort_number == cohort.number, CohortRound.version > version)
 
     def due(self, now: datetime) -> Sequence[int]:
         """Returns the numbers of cohorts whose open round needs attention.

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Index, String, select
+from sqlalchemy import Index, String
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, Table, UtcTime, text_enum, utc_now
@@ -83,4 +83,4 @@ class AccessTrail(Repository):
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[AccessEvent]:
         """Returns a page of a tenant's entries, newest first."""
-        return page_of(self._session, select(AccessEvent).where(AccessEvent.tenant == tenant), AccessEvent, request)
+        return page_of(self._session, AccessEvent, request, AccessEvent.tenant == tenant)

@@ -52,11 +52,11 @@ class TenantService(Repository):
 
     def find(self, name: str) -> Tenant | None:
         """Returns the tenant of that name."""
-        return self._session.scalar(select(Tenant).where(Tenant.name == name))
+        return self._one(Tenant, Tenant.name == name)
 
     def all(self) -> Sequence[Tenant]:
         """Returns every tenant, oldest first."""
-        return self._session.scalars(select(Tenant).order_by(Tenant.number)).all()
+        return self._all(Tenant)
 
     def create(self, name: str) -> Tenant:
         """Creates a tenant. Raises BadRequest for an invalid name, Conflict for one that exists."""
@@ -90,7 +90,7 @@ class UserService(Repository):
 
     def all(self, tenant: str) -> Sequence[User]:
         """Returns every user of a tenant, oldest first."""
-        return self._session.scalars(select(User).where(User.tenant == tenant).order_by(User.number)).all()
+        return self._all(User, User.tenant == tenant)
 
     def names(self, ids: set[str]) -> dict[str, str]:
         """Returns the names of users by their ids."""
@@ -127,4 +127,4 @@ class UserService(Repository):
         return user
 
     def _find(self, tenant: str, name: str) -> User | None:
-        return self._session.scalar(select(User).where(User.tenant == tenant, User.name == name))
+        return self._one(User, User.tenant == tenant, User.name == name)

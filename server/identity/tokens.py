@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio.to_thread
 import structlog
-from sqlalchemy import Dialect, ForeignKey, Index, Row, String, Text, bindparam, func, or_, select, update
+from sqlalchemy import Dialect, ForeignKey, Index, Row, String, Text, bindparam, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -273,13 +273,11 @@ class TokenService(Repository):
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[Token]:
         """Returns a page of the tokens of a tenant's users and services, newest first."""
-        statement = select(Token).where(Token.tenant == tenant, Token.role != Role.DEVICE)
-        return page_of(self._session, statement, Token, request)
+        return page_of(self._session, Token, request, Token.tenant == tenant, Token.role != Role.DEVICE)
 
     def of_tenant(self, tenant: str, token_id: str) -> Token:
         """Returns a token of a tenant's users and services, live or not. Raises NotFound."""
-        of_people = Token.tenant == tenant, Token.role != Role.DEVICE
-        token = self._session.scalar(select(Token).where(Token.id == token_id, *of_people))
+        token = self._one(Token, Token.id == token_id, Token.tenant == tenant, Token.role != Role.DEVICE)
         if token is None:
             raise NotFound(f"there is no token {token_id}")
         return token
@@ -287,8 +285,7 @@ class TokenService(Repository):
     def count_live(self, tenant: str, now: datetime) -> int:
         """Returns how many valid tokens a tenant's users and services have."""
         live = Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now)
-        of_people = Token.tenant == tenant, Token.role != Role.DEVICE
-        return self._session.scalar(select(func.count()).select_from(Token).where(*of_people, *live)) or 0
+        return self._count(Token.tenant == tenant, Token.role != Role.DEVICE, *live)
 
     def used(self, moments: Mapping[int, datetime]) -> None:
         """Stores when tokens (by number) were last used, unless a later time is stored."""

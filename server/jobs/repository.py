@@ -156,7 +156,7 @@ class JobRepository(Repository):
 
     def get(self, tenant: str, job_id: str, *, lock: bool = False) -> Job:
         """Returns a job of a tenant. lock: until the transaction ends. Raises NotFound."""
-        job = self._session.scalar(locked(select(Job).where(Job.tenant == tenant, Job.id == job_id), lock=lock))
+        job = self._one(Job, Job.tenant == tenant, Job.id == job_id, lock=lock)
         if job is None:
             raise NotFound(f"there is no job {job_id!r}")
         return job
@@ -186,7 +186,7 @@ class JobRepository(Repository):
         """Returns a page of a tenant's jobs, newest first. state, user, adapter: of these jobs only; None: of any."""
         wanted = (Job.tenant, tenant), (Job.state, state), (Job.user, user), (Job.adapter, adapter)
         conditions = [column == value for column, value in wanted if value is not None]
-        return page_of(self._session, select(Job).where(*conditions), Job, request)
+        return page_of(self._session, Job, request, *conditions)
 
     def counts(self, tenant: str) -> dict[JobState, int]:
         """Returns how many jobs of a tenant are in each state, from an index alone."""
@@ -195,18 +195,15 @@ class JobRepository(Repository):
 
     def count_waiting(self, tenant: str) -> int:
         """Returns how many jobs of a tenant wait for their program or for a device, from an index alone."""
-        waits = Job.tenant == tenant, Job.state.in_((*AWAITING_PROGRAM, JobState.READY))
-        return self._session.scalar(select(func.count()).select_from(Job).where(*waits)) or 0
+        return self._count(Job.tenant == tenant, Job.state.in_((*AWAITING_PROGRAM, JobState.READY)))
 
     def count_submitted(self, tenant: str, since: datetime) -> int:
         """Returns how many jobs of a tenant were submitted since a time, from an index alone."""
-        submitted = Job.tenant == tenant, Job.created_at > since, SUBMITTED
-        return self._session.scalar(select(func.count()).select_from(Job).where(*submitted)) or 0
+        return self._count(Job.tenant == tenant, Job.created_at > since, SUBMITTED)
 
     def count_series(self, tenant: str) -> int:
         """Returns how many series of a tenant have not ended, from an index alone."""
-        latest = Job.tenant == tenant, LATEST_OF_SERIES
-        return self._session.scalar(select(func.count()).select_from(Job).where(*latest)) or 0
+        return self._count(Job.tenant == tenant, LATEST_OF_SERIES)
 
     def most_events(self, tenant: str) -> int:
         """Returns the number of events of the job in training that has the most."""
@@ -216,12 +213,11 @@ class JobRepository(Repository):
     def programs_page(self, tenant: str, request: PageRequest) -> PageRows[Program]:
         """Returns a page of the programs that jobs of a tenant use, newest first."""
         used = select(Job.number).where(Job.recipe_id == Program.recipe_id, Job.tenant == tenant).exists()
-        return page_of(self._session, select(Program).where(used), Program, request)
+        return page_of(self._session, Program, request, used)
 
     def awaiting_program(self, recipe_id: str) -> Sequence[Job]:
         """Returns the jobs that wait for the program of a recipe, oldest first and locked."""
-        statement = select(Job).where(Job.recipe_id == recipe_id, Job.state.in_(AWAITING_PROGRAM)).order_by(Job.number)
-        return self._session.scalars(locked(statement)).all()
+        return self._all(Job, Job.recipe_id == recipe_id, Job.state.in_(AWAITING_PROGRAM), lock=True)
 
     def awaits_program(self, recipe_id: str, tenant: str, besides: int) -> bool:
         """Returns whether a job of a tenant waits for the program of this recipe, besides the job of this number."""
@@ -230,8 +226,7 @@ class JobRepository(Repository):
 
     def pinned(self, device_id: str) -> Sequence[Job]:
         """Returns the open jobs that only this device may train, locked."""
-        statement = select(Job).where(Job.only_device_id == device_id, Job.state.in_(OPEN)).order_by(Job.number)
-        return self._session.scalars(locked(statement)).all()
+        return self._all(Job, Job.only_device_id == device_id, Job.state.in_(OPEN), lock=True)
 
     def pinned_of(self, device_id: str, user: str) -> Sequence[Job]:
         """Returns the open jobs of a user that only this device may train, locked.
@@ -239,8 +234,7 @@ class JobRepository(Repository):
         Also those of other users that start from the user's adapter.
         """
         whose = or_(Job.user == user, Job.start_user == user)
-        statement = select(Job).where(Job.only_device_id == device_id, whose, Job.state.in_(OPEN)).order_by(Job.number)
-        return self._session.scalars(locked(statement)).all()
+        return self._all(Job, Job.only_device_id == device_id, whose, Job.state.in_(OPEN), lock=True)
 
     def other_user(self, tenant: str, adapter: str, user: str) -> str | None:
         """Returns a user other than `user` whose open job trains that adapter."""

@@ -83,7 +83,7 @@ class ProgramRepository(Repository):
 
     def get(self, recipe_id: str) -> Program | None:
         """Returns the program of a recipe."""
-        return self._session.scalar(select(Program).where(Program.recipe_id == recipe_id))
+        return self._one(Program, Program.recipe_id == recipe_id)
 
     def get_one(self, recipe_id: str, *, lock: bool = False) -> Program:
         """Returns the program of a recipe, which is known to exist. lock: until the transaction ends."""
@@ -95,7 +95,7 @@ class ProgramRepository(Repository):
 
     def page(self, request: PageRequest) -> PageRows[Program]:
         """Some of all programs, newest first."""
-        return page_of(self._session, select(Program), Program, request)
+        return page_of(self._session, Program, request)
 
     def counts(self) -> dict[ProgramState, int]:
         """Returns the number of programs in each state."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint, false, select, text
+from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint, false, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Numbered, Table, UtcTime, text_enum, utc_now, view_of
@@ -220,12 +220,11 @@ class AuditTrail:
 
     def page(self, tenant: str, name: str, request: PageRequest) -> PageRows[StoredEvent]:
         """Returns a page of the entries about an adapter, newest first. The adapter may have been removed."""
-        statement = select(StoredEvent).where(StoredEvent.tenant == tenant, StoredEvent.adapter == name)
-        return page_of(self._session, statement, StoredEvent, request)
+        return page_of(self._session, StoredEvent, request, StoredEvent.tenant == tenant, StoredEvent.adapter == name)
 
     def of_tenant(self, tenant: str, request: PageRequest) -> PageRows[StoredEvent]:
         """Returns a page of the entries about all adapters of a tenant, newest first."""
-        return page_of(self._session, select(StoredEvent).where(StoredEvent.tenant == tenant), StoredEvent, request)
+        return page_of(self._session, StoredEvent, request, StoredEvent.tenant == tenant)
 
 
 def event_view(row: StoredEvent) -> AdapterEvent:

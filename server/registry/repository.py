@@ -37,19 +37,17 @@ class AdapterRepository(Repository):
 
     def get(self, tenant: str, name: str, *, lock: bool = False) -> Adapter | None:
         """Returns an adapter of a tenant, which may be deleted. lock: with its versions, until the transaction ends."""
-        return self._session.scalar(locked(select(Adapter).where(_is(tenant, name)), lock=lock))
+        return self._one(Adapter, _is(tenant, name), lock=lock)
 
     def page(self, tenant: str, request: PageRequest, *, deleted: bool = False) -> PageRows[Adapter]:
         """Returns a page of a tenant's adapters, newest first: either existing or deleted ones."""
         condition = Adapter.deleted_at.is_not(None) if deleted else Adapter.deleted_at.is_(None)
-        return page_of(self._session, select(Adapter).where(Adapter.tenant == tenant, condition), Adapter, request)
+        return page_of(self._session, Adapter, request, Adapter.tenant == tenant, condition)
 
     def version(self, adapter: Adapter, version: int) -> StoredVersion | None:
         """Returns a version of an adapter, which may be deleted."""
-        statement = select(StoredVersion).where(
-            StoredVersion.adapter_number == adapter.number, StoredVersion.version == version
-        )
-        return self._session.scalar(statement)
+        of_adapter = StoredVersion.adapter_number == adapter.number
+        return self._one(StoredVersion, of_adapter, StoredVersion.version == version)
 
     def current(self, adapter: Adapter) -> StoredVersion | None:
         """Returns `main` of an adapter, or without one its latest version that is not deleted; None: it has none."""
@@ -79,12 +77,12 @@ class AdapterRepository(Repository):
 
     def versions(self, adapter: Adapter, request: PageRequest, state: VersionState | None) -> PageRows[StoredVersion]:
         """Returns a page of an adapter's versions, newest first, optionally of one state."""
-        statement = select(StoredVersion).where(StoredVersion.adapter_number == adapter.number)
+        conditions = [StoredVersion.adapter_number == adapter.number]
         if state is VersionState.DELETED:
-            statement = statement.where(StoredVersion.deleted_at.is_not(None))
+            conditions.append(StoredVersion.deleted_at.is_not(None))
         elif state is not None:
-            statement = statement.where(_LIVE, StoredVersion.kept_state == state)
-        return page_of(self._session, statement, StoredVersion, request)
+            conditions += _LIVE, StoredVersion.kept_state == state
+        return page_of(self._session, StoredVersion, request, *conditions)
 
     def held_versions(self, tenant: str, limit: int) -> Sequence[tuple[Adapter, StoredVersion]]:
         """Returns versions of a tenant that wait for approval, newest first."""

@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import Any
 
 import structlog
-from sqlalchemy import JSON, ForeignKey, Index, String, Text, delete, exists, func, insert, select, text, update
+from sqlalchemy import JSON, ForeignKey, Index, String, Text, delete, exists, insert, select, text, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, Table, UtcTime, new_id, text_enum, utc_now
-from server.database.database import Repository, locked
+from server.database.database import Repository
 from server.database.paging import PageRequest, PageRows, page_of
 from server.jobs.repository import Job
 from server.jobs.service import JobSubscriber
@@ -77,23 +77,23 @@ class WebhookRepository(Repository):
 
     def get(self, tenant: str, webhook_id: str) -> Webhook | None:
         """Returns a webhook of a tenant."""
-        return self._session.scalar(select(Webhook).where(Webhook.tenant == tenant, Webhook.id == webhook_id))
+        return self._one(Webhook, Webhook.tenant == tenant, Webhook.id == webhook_id)
 
     def get_locked(self, webhook_id: str) -> Webhook | None:
         """Returns a webhook, locked until the transaction ends."""
-        return self._session.scalar(locked(select(Webhook).where(Webhook.id == webhook_id)))
+        return self._one(Webhook, Webhook.id == webhook_id, lock=True)
 
     def all(self) -> Sequence[Webhook]:
         """Returns the webhooks of all tenants, locked."""
-        return self._session.scalars(locked(select(Webhook).order_by(Webhook.number))).all()
+        return self._all(Webhook, lock=True)
 
     def count(self, tenant: str) -> int:
         """Returns how many webhooks a tenant has."""
-        return self._session.scalar(select(func.count()).select_from(Webhook).where(Webhook.tenant == tenant)) or 0
+        return self._count(Webhook.tenant == tenant)
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[Webhook]:
         """Returns a page of a tenant's webhooks, newest first."""
-        return page_of(self._session, select(Webhook).where(Webhook.tenant == tenant), Webhook, request)
+        return page_of(self._session, Webhook, request, Webhook.tenant == tenant)
 
     def delete(self, webhook: Webhook) -> None:
         """Removes a webhook; the database removes its deliveries."""
@@ -102,8 +102,7 @@ class WebhookRepository(Repository):
     def add_delivery(self, webhook: Webhook, event: str, data: dict[str, Any]) -> WebhookDelivery | None:
         """Stores a message to send. Returns None if as many as possible wait already."""
         waiting = WebhookDelivery.webhook_number == webhook.number, WebhookDelivery.state == DeliveryState.WAITING
-        count = select(func.count()).select_from(WebhookDelivery).where(*waiting)
-        if (self._session.scalar(count) or 0) >= MAX_WAITING:
+        if self._count(*waiting) >= MAX_WAITING:
             _log.warning("webhook-full", tenant=webhook.tenant, webhook=webhook.id, event_name=event)
             return None
         now = utc_now()
@@ -122,8 +121,7 @@ class WebhookRepository(Repository):
 
     def deliveries(self, webhook: Webhook, request: PageRequest) -> PageRows[WebhookDelivery]:
         """Returns a page of a webhook's deliveries, newest first."""
-        of_webhook = select(WebhookDelivery).where(WebhookDelivery.webhook_number == webhook.number)
-        return page_of(self._session, of_webhook, WebhookDelivery, request)
+        return page_of(self._session, WebhookDelivery, request, WebhookDelivery.webhook_number == webhook.number)
 
     def due(self, now: datetime) -> Sequence[str]:
         """Returns the ids of the webhooks that have a message to send now."""
@@ -135,12 +133,11 @@ class WebhookRepository(Repository):
     def due_deliveries(self, webhook: Webhook, now: datetime, limit: int) -> Sequence[WebhookDelivery]:
         """Returns the oldest messages of a webhook that are to be sent now."""
         due = WebhookDelivery.webhook_number == webhook.number, _WAITING, WebhookDelivery.due_at <= now
-        oldest = select(WebhookDelivery).where(*due).order_by(WebhookDelivery.number).limit(limit)
-        return self._session.scalars(oldest).all()
+        return self._all(WebhookDelivery, *due, limit=limit)
 
     def delivery(self, delivery_id: str) -> WebhookDelivery | None:
         """Returns a delivery; None if it was removed."""
-        return self._session.scalar(select(WebhookDelivery).where(WebhookDelivery.id == delivery_id))
+        return self._one(WebhookDelivery, WebhookDelivery.id == delivery_id)
 
     def fail_waiting(self, webhook: Webhook, error: str) -> None:
         """Ends all deliveries of a webhook that wait."""

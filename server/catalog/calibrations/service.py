@@ -59,7 +59,7 @@ class CalibrationRepository(Repository):
 
     def page(self, request: PageRequest) -> PageRows[StoredCalibration]:
         """Some of all calibrations, newest first."""
-        return page_of(self._session, select(StoredCalibration), StoredCalibration, request)
+        return page_of(self._session, StoredCalibration, request)
 
     def views(self, calibrations: Sequence[StoredCalibration]) -> list[CalibrationView]:
         """As the API shows them."""

@@ -65,8 +65,7 @@ class PrivacyRepository(Repository):
 
     def of_job(self, job_id: str) -> Sequence[PrivacySpending]:
         """A job's runs, the first one first."""
-        statement = select(PrivacySpending).where(PrivacySpending.job_id == job_id)
-        return self._session.scalars(statement.order_by(PrivacySpending.number)).all()
+        return self._all(PrivacySpending, PrivacySpending.job_id == job_id)
 
     def forget_reserved(self, job_id: str) -> None:
         """Deletes a job's reservation that no device has begun to spend."""
@@ -102,16 +101,13 @@ class PrivacyRepository(Repository):
 
     def runs(self, tenant: str, user: str) -> int:
         """Returns the number of private runs of a user's data, reserved ones included."""
-        statement = select(func.count()).select_from(PrivacySpending)
-        conditions = PrivacySpending.tenant == tenant, PrivacySpending.user == user
-        return self._session.scalar(statement.where(*conditions)) or 0
+        return self._count(PrivacySpending.tenant == tenant, PrivacySpending.user == user)
 
     def unprotected(self, tenant: str, user: str) -> int:
         """Returns the number of jobs without privacy that trained, or are training, on a user's data."""
         private = select(PrivacySpending.job_id).where(PrivacySpending.tenant == tenant, PrivacySpending.user == user)
-        statement = select(func.count()).select_from(Job)
-        conditions = Job.tenant == tenant, Job.user == user, Job.state.in_(EXPOSED_STATES), Job.id.not_in(private)
-        return self._session.scalar(statement.where(*conditions)) or 0
+        exposed = Job.state.in_(EXPOSED_STATES), Job.id.not_in(private)
+        return self._count(Job.tenant == tenant, Job.user == user, *exposed)
 
     def limit(self, tenant: str, user: str, *, lock: bool = False) -> PrivacyLimit | None:
         """Returns a user's budget. lock: other transactions that lock it wait until this one ends."""

@@ -44,9 +44,7 @@ class SecureAggregationRepository(Repository):
 
     def locked(self, round_number: int) -> SecureAggregationRound | None:
         """Like `get`, and locks the masked round with its devices until the transaction ends."""
-        return self._session.scalar(
-            locked(select(SecureAggregationRound).where(SecureAggregationRound.round_number == round_number))
-        )
+        return self._one(SecureAggregationRound, SecureAggregationRound.round_number == round_number, lock=True)
 
     def begin(
         self, cohort_round: CohortRound, parameters: SecureAggregationParameters, phase_seconds: float, least: int

@@ -131,20 +131,19 @@ class DeviceRepository(Repository):
 
     def get(self, tenant: str, device_id: str, *, lock: bool = False) -> Device | None:
         """A device of a tenant. lock: until the transaction ends."""
-        statement = select(Device).where(Device.tenant == tenant, Device.id == device_id)
-        return self._session.scalar(locked(statement, lock=lock))
+        return self._one(Device, Device.tenant == tenant, Device.id == device_id, lock=lock)
 
     def all(self, tenant: str) -> Sequence[Device]:
         """Every device of a tenant, oldest first."""
-        return self._session.scalars(select(Device).where(Device.tenant == tenant).order_by(Device.number)).all()
+        return self._all(Device, Device.tenant == tenant)
 
     def live(self) -> Sequence[Device]:
         """Every device of every tenant that was not revoked."""
-        return self._session.scalars(select(Device).where(Device.revoked_at.is_(None)).order_by(Device.number)).all()
+        return self._all(Device, Device.revoked_at.is_(None))
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[Device]:
         """Some of a tenant's devices, newest first."""
-        return page_of(self._session, select(Device).where(Device.tenant == tenant), Device, request)
+        return page_of(self._session, Device, request, Device.tenant == tenant)
 
     def census(self, tenant: str, since: datetime) -> tuple[int, int]:
         """Returns how many devices of a tenant are not revoked, and how many of these were seen since a time."""
@@ -155,8 +154,7 @@ class DeviceRepository(Repository):
 
     def count_live(self, tenant: str) -> int:
         """Returns how many devices of a tenant are not revoked."""
-        live = Device.tenant == tenant, Device.revoked_at.is_(None)
-        return self._session.scalar(select(func.count()).select_from(Device).where(*live)) or 0
+        return self._count(Device.tenant == tenant, Device.revoked_at.is_(None))
 
     def record_presences(self, reports: Mapping[str, DeviceReport | None], now: datetime) -> None:
         """Records the time of each device's last request, and the report that came with it, if any.

@@ -308,7 +308,7 @@ class KeyRepository(Repository):
 
     def all(self) -> Sequence[ServerKey]:
         """Returns every key, oldest first."""
-        return self._session.scalars(select(ServerKey).order_by(ServerKey.number)).all()
+        return self._all(ServerKey)
 
 
 def server_info(key: Ed25519PublicKey) -> ServerInfo:

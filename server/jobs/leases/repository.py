@@ -185,7 +185,7 @@ class LeaseRepository(Repository):
 
     def get_unlocked(self, device_id: str, lease_id: str) -> JobLease | None:
         """Returns a lease of that device, live or ended, without locking anything."""
-        return self._session.scalar(select(JobLease).where(JobLease.device_id == device_id, JobLease.id == lease_id))
+        return self._one(JobLease, JobLease.device_id == device_id, JobLease.id == lease_id)
 
     def round_of(self, device_id: str, lease_id: str) -> RoundRef | None:
         """Returns the round that a leased job belongs to, without locking anything."""
@@ -274,8 +274,7 @@ class LeaseRepository(Repository):
 
     def expired(self, job_number: int) -> int:
         """Returns how many leases of a job have expired."""
-        statement = select(func.count()).where(JobLease.job_number == job_number, JobLease.ending == Ending.EXPIRED)
-        return self._session.scalars(statement).one()
+        return self._count(JobLease.job_number == job_number, JobLease.ending == Ending.EXPIRED)
 
     def overdue(self, now: datetime) -> bool:
         """Returns whether any live lease is overdue."""
