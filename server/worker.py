@@ -14,7 +14,7 @@ from server.federation.aggregation import AggregationHandler
 from server.federation.sweep import ROUNDS, watch_rounds
 from server.identity.devices.repository import NonceRepository
 from server.identity.signing_keys.service import load_key
-from server.jobs.leases.service import LeaseService
+from server.jobs.leases.service import take_back_overdue
 from server.jobs.sweeps import SERIES, continue_series, purge_events
 from server.logs import configure_logs
 from server.programs.compilation import CompileHandler
@@ -40,7 +40,7 @@ def create_worker(settings: Settings, database: Database) -> Worker:
         WebhookHandler(settings),
     )
     stopping = worker.stopping.is_set
-    worker.sweep("leases", EVERY_MINUTE, lambda: take_back_leases(settings, database))
+    worker.sweep("leases", EVERY_MINUTE, lambda: take_back_leases(database))
     worker.sweep("expired", EVERY_MINUTE, lambda: purge_expired(database))
     worker.sweep(ROUNDS, EVERY_TWO_SECONDS, lambda: watch_rounds(database, artifacts))
     worker.sweep("webhooks", EVERY_TWO_SECONDS, lambda: request_deliveries(database))
@@ -54,10 +54,10 @@ def create_worker(settings: Settings, database: Database) -> Worker:
     return worker
 
 
-def take_back_leases(settings: Settings, database: Database) -> None:
+def take_back_leases(database: Database) -> None:
     """Jobs of devices that fell silent wait for another device, or fail."""
     with database.writing() as session:
-        LeaseService(session, settings.lease_seconds).take_back_overdue()
+        take_back_overdue(session)
 
 
 def purge_expired(database: Database) -> None:

@@ -20,7 +20,7 @@ from server.identity.devices.service import DeviceService, revoke_device
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.repository import Job
 from server.web.pages import Paging
-from server.web.state import Reading, State, Writing
+from server.web.state import Reading, Writing
 from shared.access import Scope
 from shared.errors import BadRequest
 from shared.invalid_fields import first_invalid
@@ -124,7 +124,7 @@ def device(visitor: Reader, device_id: str, session: Reading) -> Response:
 
 
 @router.post("/{device_id}/revoke")
-def revoke(visitor: Writer, form: Fields, device_id: str, state: State, session: Writing) -> Response:
+def revoke(visitor: Writer, form: Fields, device_id: str, session: Writing) -> Response:
     """Revokes a device, as POST /v1/devices/ID/revoke does; its jobs return to the queue."""
-    revoked = revoke_device(session, state.settings, visitor.principal.tenant, device_id, visitor.principal)
+    revoked = revoke_device(session, visitor.principal.tenant, device_id, visitor.principal)
     return redirect(f"/ui/devices/{revoked.id}", "device-revoked")

@@ -33,7 +33,7 @@ class DecisionService:
 
     def approve(self, revision: str, reason: str) -> StoredVersion:
         """Approves a held version. Raises RevisionNotFound."""
-        version = self.find(revision)
+        version = self._find(revision)
         if version.kept_state is VersionState.APPROVED:
             return version
         highest = self._adapters.latest_approved(self.adapter) or 0
@@ -44,15 +44,16 @@ class DecisionService:
 
     def promote(self, revision: str, reason: str) -> StoredVersion:
         """Makes an approved version `main`. Raises RevisionNotFound, Conflict for a version that is not approved."""
-        version = self.find(revision)
-        self._check_approved(version)
+        version = self._find(revision)
+        if version.kept_state is not VersionState.APPROVED:
+            raise Conflict(f"version {version.version} is {version.kept_state}; approve it before it can be `main`")
         if version.version != self.adapter.main_version:
             self._note(AdapterAction.PROMOTED, version, main=version.version, reason=reason)
         return version
 
     def delete_version(self, revision: str, reason: str) -> StoredVersion:
         """Deletes a version; it can be restored until it is purged. Raises RevisionNotFound."""
-        version = self._any(revision)
+        version = self._find(revision, deleted=True)
         if version.deleted_at is None:
             version.deleted_at = utc_now()
             main = self.adapter.main_version
@@ -63,7 +64,7 @@ class DecisionService:
 
     def undelete_version(self, revision: str, reason: str) -> StoredVersion:
         """Restores a deleted version. Raises RevisionNotFound."""
-        version = self._any(revision)
+        version = self._find(revision, deleted=True)
         if version.deleted_at is not None:
             version.deleted_at = None
             main = self.adapter.main_version or self._latest_approved()
@@ -89,16 +90,8 @@ class DecisionService:
             reason = "as the tenant's" if rule is None else rule.model_dump_json()
             self._note(AdapterAction.RULE_CHANGED, None, main=self.adapter.main_version, reason=reason)
 
-    def find(self, revision: str) -> StoredVersion:
-        """Returns the version of a revision. Raises RevisionNotFound."""
-        return find_version(self._session, self.adapter, revision)
-
-    def _any(self, revision: str) -> StoredVersion:
-        return find_version(self._session, self.adapter, revision, deleted=True)
-
-    def _check_approved(self, version: StoredVersion) -> None:
-        if version.kept_state is not VersionState.APPROVED:
-            raise Conflict(f"version {version.version} is {version.kept_state}; approve it before it can be `main`")
+    def _find(self, revision: str, *, deleted: bool = False) -> StoredVersion:
+        return find_version(self._session, self.adapter, revision, deleted=deleted)
 
     def _latest_approved(self) -> int | None:
         self._session.flush()

@@ -13,7 +13,7 @@ from server.registry.trajectories.reconstruction import REPLAYS
 from server.registry.trajectories.service import Proof
 from server.registry.warm_start import StartService
 from server.results import uploads
-from server.results.trajectories import TrajectoryProofs, TrajectoryUploads
+from server.results.trajectories import Trajectories
 from server.results.uploads import AdapterUploads, ExpectedAdapter
 from server.storage.store import Collected, StagingFile, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
@@ -106,7 +106,7 @@ async def upload_trajectory(
 ) -> UploadReceipt:
     """Uploads the complete trajectory of the run, which a device sends only if its owner allows it."""
     check_binary_type(request.headers)
-    trajectories = TrajectoryUploads(state.database, state.artifacts, state.settings)
+    trajectories = Trajectories(state.database, state.artifacts, state.settings)
     device_id = principal.device_id
     expected = await write_signed(state, principal, signature, trajectories.expect, device_id, lease_id)
     async with staged_body(request, expected.limit) as staged:
@@ -145,7 +145,7 @@ async def _proof(state: AppState, principal: DevicePrincipal, lease_id: str, com
     """Returns the proof of the trajectory that a completion names, if any. The replay runs outside of transactions."""
     if completion.trajectory_sha256 is None:
         return None
-    service = TrajectoryProofs(state.database, state.artifacts, state.settings)
+    service = Trajectories(state.database, state.artifacts, state.settings)
     proof_request = await state.write_queue.run(service.begin, principal.device_id, lease_id, completion)
     if proof_request is None:
         return None

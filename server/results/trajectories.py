@@ -1,7 +1,7 @@
 """Uploads of trajectories under leases, and the proof that a trajectory yields the job's adapter.
 
 A trajectory is checked against the lease's job before any of it is stored. When the device completes the job, the
-trajectory is replayed, outside of transactions: `TrajectoryProofs.begin` checks the lease before it, and the completion
+trajectory is replayed, outside of transactions: `Trajectories.begin` checks the lease before it, and the completion
 checks it again.
 """
 
@@ -76,8 +76,24 @@ def _proximal(session: Session, job: Job) -> float | None:
 
 
 @dataclass(frozen=True)
-class TrajectoryUploads:
-    """Uploads of trajectories to one server."""
+class ProofRequest:
+    """A completion that names a trajectory, with the facts of its job.
+
+    update: what the file must be in a cohort's round. uploaded: the adapter file was uploaded, too.
+    """
+
+    completion: Completion
+    tenant: str
+    header: TrajectoryHeader
+    training: TrainingSettings
+    manifest: ProgramManifest
+    update: ExpectedUpdate | None
+    uploaded: bool
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Uploads of trajectories to one server, and their proofs."""
 
     database: Database
     artifacts: ArtifactStore
@@ -118,33 +134,6 @@ class TrajectoryUploads:
             lease.trajectory_sha256, lease.trajectory_size = receipt.sha256, receipt.size
         return receipt, None if replaced == receipt.sha256 else replaced
 
-
-@dataclass(frozen=True)
-class ProofRequest:
-    """A completion that names a trajectory, with the facts of its job.
-
-    update: what the file must be in a cohort's round. uploaded: the adapter file was uploaded, too.
-    """
-
-    device_id: str
-    lease_id: str
-    completion: Completion
-    tenant: str
-    header: TrajectoryHeader
-    training: TrainingSettings
-    manifest: ProgramManifest
-    update: ExpectedUpdate | None
-    uploaded: bool
-
-
-@dataclass(frozen=True)
-class TrajectoryProofs:
-    """Proofs of one server."""
-
-    database: Database
-    artifacts: ArtifactStore
-    settings: Settings
-
     def begin(self, device_id: str, lease_id: str, completion: Completion) -> ProofRequest | None:
         """Returns what is to be proved; None if the job was completed before. Raises Conflict, NotFound or Gone."""
         with self.database.writing() as session:
@@ -156,8 +145,6 @@ class TrajectoryProofs:
             check_sent(lease, completion)
             manifest = leases.manifest(job).manifest
             return ProofRequest(
-                device_id,
-                lease_id,
                 completion,
                 tenant=job.tenant,
                 header=header_of(session, job, manifest),

@@ -104,19 +104,14 @@ class AdapterUploads:
             leases = LeaseService(session, self.lease_seconds)
             lease, _ = leases.find(device_id, lease_id)
             if lease.ending is Ending.COMPLETED:
-                _check_completed(lease, receipt.sha256)
+                if lease.upload_sha256 != receipt.sha256:
+                    raise Gone("the job was completed with another adapter file")
                 return receipt, None
             leases.renew(lease)
             hold(session, self.artifacts, [receipt.sha256])
             replaced = lease.upload_sha256
             lease.upload_sha256, lease.upload_size, lease.upload_norm = receipt.sha256, receipt.size, upload.norm
         return receipt, None if replaced == receipt.sha256 else replaced
-
-
-def _check_completed(lease: JobLease, sha256: str) -> None:
-    """Raises Gone if the job of an ended lease was completed with another file."""
-    if lease.upload_sha256 != sha256:
-        raise Gone("the job was completed with another adapter file")
 
 
 def complete(

@@ -27,7 +27,7 @@ from server.identity.signing_keys import service as keys
 from server.identity.tenants import TenantService
 from server.identity.tokens import TokenService
 from server.jobs.leases.repository import JobLease
-from server.jobs.leases.service import LeaseService
+from server.jobs.leases.service import take_back_overdue
 from server.programs.compilation import CompileHandler
 from server.schema import upgrade
 from server.settings import Settings
@@ -140,7 +140,7 @@ class Home:
 
     def revoke_device(self, device_id):
         with self.database.writing() as session:
-            revoke_device(session, self.settings, "default", device_id)
+            revoke_device(session, "default", device_id)
 
     def behave(self, **behaviour):
         """How the fake compiler behaves from now on."""
@@ -178,7 +178,7 @@ class Home:
     def take_back(self):
         """Notices, as a worker does, which leases have run out."""
         with self.database.writing() as session:
-            LeaseService(session, self.settings.lease_seconds).take_back_overdue()
+            take_back_overdue(session)
 
     def collect(self, **how):
         """A pass of the collector over files that are all old; the files that it removed."""

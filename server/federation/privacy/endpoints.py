@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Path, Request
 
+from server.federation.privacy.repository import PrivacyRepository
 from server.federation.privacy.service import PrivacyService
 from server.identity.access_rules import needs
 from server.identity.devices.service import DeviceService
@@ -56,7 +57,7 @@ async def set_user_privacy(
 
     def write() -> None:
         with state.database.writing() as session:
-            PrivacyService(session).set_limit(principal.tenant, user, budget.epsilon, budget.delta)
+            PrivacyRepository(session).set_limit(principal.tenant, user, budget.epsilon, budget.delta)
 
     await state.write_queue.run(write)
     return await get_user_privacy(principal, user, state, connection)

@@ -126,7 +126,7 @@ class PrivacyRepository(Repository):
         return sorted(limits, key=lambda limit: (limit.epsilon or 0.0, limit.delta))
 
     def set_limit(self, tenant: str, user: str, epsilon: float | None, delta: float) -> None:
-        """Sets a user's budget."""
+        """Sets a user's budget, which holds from the next job on."""
         add_if_absent(self._session, PrivacyLimit, tenant=tenant, user=user, epsilon=epsilon, delta=delta)
         limit = self.limit(tenant, user, lock=True)
         if limit is not None:

@@ -145,10 +145,6 @@ class PrivacyService(JobSubscriber):
         if job.request.privacy is not None:
             self._privacy.forget_reserved(job.id)
 
-    def set_limit(self, tenant: str, user: str, epsilon: float | None, delta: float) -> None:
-        """Sets a user's budget, which holds from the next job on."""
-        self._privacy.set_limit(tenant, user, epsilon, delta)
-
     def of_user(self, tenant: str, user: str) -> UserPrivacy:
         """Returns the privacy spent on a user's data. Raises NotAccounted."""
         limit = self._privacy.limit(tenant, user)

@@ -70,9 +70,9 @@ def update_device(principal: Writer, device_id: str, request: DeviceChange, sess
 
 
 @router.post("/devices/{device_id}/revoke")
-def revoke_device(principal: Writer, device_id: str, state: State, session: Writing) -> DeviceView:
+def revoke_device(principal: Writer, device_id: str, session: Writing) -> DeviceView:
     """Revokes a device at once: its tokens end and its jobs return to the queue. Repeating it changes nothing."""
-    return _view(session, revoke(session, state.settings, principal.tenant, device_id, principal))
+    return _view(session, revoke(session, principal.tenant, device_id, principal))
 
 
 @router.put("/devices/{device_id}/users/{user}", responses=raises(Conflict))
@@ -84,10 +84,10 @@ def bind_user(principal: Writer, device_id: str, user: User, session: Writing) -
 
 
 @router.delete("/devices/{device_id}/users/{user}", status_code=204)
-def unbind_user(principal: Writer, device_id: str, user: User, state: State, session: Writing) -> None:
+def unbind_user(principal: Writer, device_id: str, user: User, session: Writing) -> None:
     """Unbinds a user from a device. The user's jobs on the device return to the queue for other devices. Idempotent."""
     device = DeviceService(session).get(principal.tenant, device_id, lock=True)
-    BindingService(session).unbind(device, user, state.settings)
+    BindingService(session).unbind(device, user)
 
 
 def _view(session: Session, device: Device) -> DeviceView:

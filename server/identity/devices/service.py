@@ -20,7 +20,6 @@ from server.identity.quotas import Quota, QuotaService
 from server.identity.tenants import TenantService
 from server.identity.tokens import Principal, TokenService, new_token, token_digest
 from server.ports import Port
-from server.settings import Settings
 from shared.access import Role
 from shared.errors import BadRequest, Conflict, DeviceNotBound, NotFound, Unauthorized, Untrusted
 from shared.invalid_fields import first_invalid
@@ -28,9 +27,9 @@ from shared.protocol import MAX_USERS, DeviceEnrollment, Enrollment
 from shared.signing import parse_public
 
 # Takes back what a device has of a user who was unbound from it, given the device's id and the user.
-UNBOUND: Port[Callable[[Session, Settings, str, str], None]] = Port("devices.unbound")
+UNBOUND: Port[Callable[[Session, str, str], None]] = Port("devices.unbound")
 # Takes back what a device has that was revoked, given its id.
-REVOKED: Port[Callable[[Session, Settings, str], None]] = Port("devices.revoked")
+REVOKED: Port[Callable[[Session, str], None]] = Port("devices.revoked")
 
 
 class BindingService:
@@ -47,10 +46,10 @@ class BindingService:
             raise Conflict(f"device {device.name} would have more than {MAX_USERS} users; unbind others first")
         self._bindings.bind(device.id, sorted(new), utc_now())
 
-    def unbind(self, device: Device, user: str, settings: Settings) -> None:
+    def unbind(self, device: Device, user: str) -> None:
         """Unbinds a user from a device, which is locked, and takes back the user's jobs. Idempotent."""
         if self._bindings.remove(device.id, user):
-            UNBOUND.get()(self._session, settings, device.id, user)
+            UNBOUND.get()(self._session, device.id, user)
 
     def check(self, tenant: str, device_id: str, *users: str) -> None:
         """Raises NotFound unless a device is enrolled, DeviceNotBound unless it trains for each of these users."""
@@ -192,9 +191,7 @@ def count_tokens(session: Session, tenant: str) -> int:
     return TokenService(session).count_live(tenant, now) + (session.scalar(statement) or 0)
 
 
-def revoke_device(
-    session: Session, settings: Settings, tenant: str, device_id: str, person: Principal | None = None
-) -> Device:
+def revoke_device(session: Session, tenant: str, device_id: str, person: Principal | None = None) -> Device:
     """Revokes a device and its tokens, returns its jobs to the queue, and records that. Repeating it changes nothing.
 
     It can only return by enrolling as another device. person: who revokes it; None: a command on the server's host.
@@ -204,6 +201,6 @@ def revoke_device(
     if device.revoked_at is None:
         device.revoked_at = utc_now()
         TokenService(session).revoke_device(device.id)
-        REVOKED.get()(session, settings, device.id)
+        REVOKED.get()(session, device.id)
         AccessTrail(session).record(tenant, person, AccessAction.DEVICE_REVOKED, device.name, device.id)
     return device

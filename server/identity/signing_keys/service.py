@@ -264,7 +264,7 @@ def rotate_key(database: Database, settings: Settings, *, compromised: bool) -> 
     following = files.prepare()
     with database.writing() as session:
         signed = KeyService(session, settings).rotate(following, compromised=compromised)
-        devices = revoke_all(session, settings) if compromised else 0
+        devices = revoke_all(session) if compromised else 0
     files.finish_rotation(key_id(following.public_key()))
     if compromised:
         files.destroy(before)
@@ -283,11 +283,11 @@ def retire_keys(database: Database, settings: Settings) -> list[str]:
     return retired
 
 
-def revoke_all(session: Session, settings: Settings) -> int:
+def revoke_all(session: Session) -> int:
     """Revokes every device of every tenant; their jobs wait for other devices. Returns the number of devices."""
     live = DeviceRepository(session).live()
     for device in live:
-        revoke_device(session, settings, device.tenant, device.id)
+        revoke_device(session, device.tenant, device.id)
     return len(live)
 
 

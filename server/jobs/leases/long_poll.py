@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from server.database.columns import utc_now
 from server.database.database import Database
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.leases.service import LeaseService
+from server.jobs.leases.service import take_back_overdue
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import CHUNK, Lane, QueueRepository, marked_ready
 from server.web.state import AppState, Shutdown
@@ -216,11 +216,11 @@ def _keys(offer: DeviceOffer) -> list[tuple[str, str]]:
 def make_long_poll(state: AppState) -> LongPoll:
     """Makes the long poll of devices that wait for a job. Overdue leases are taken back before each poll."""
 
-    def take_back_overdue(reading: Session) -> None:
+    def take_back(reading: Session) -> None:
         if not LeaseRepository(reading).overdue(utc_now()):
             return
         reading.rollback()  # gives its connection back; on SQLite, what is read next is as of now
         with state.database.writing() as session:
-            LeaseService(session, state.settings.lease_seconds).take_back_overdue()
+            take_back_overdue(session)
 
-    return LongPoll(state.database, state.shutdown, LOOK_SECONDS, take_back_overdue)
+    return LongPoll(state.database, state.shutdown, LOOK_SECONDS, take_back)

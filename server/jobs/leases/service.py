@@ -23,7 +23,6 @@ from server.jobs.leases.messages import Message, Parting, Report, changes_nothin
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
 from server.jobs.repository import Job, JobRepository
 from server.jobs.service import JobLifecycle
-from server.settings import Settings
 from shared.errors import DeviceNotBound, Gone, MobizoError, NotFound, ReplayedRequest
 from shared.job import OWNER_REFUSALS, TOO_FEW_NEW_RECORDS, JobError, JobState, Progress
 from shared.program import SignedManifest
@@ -40,33 +39,12 @@ class LeaseService:
 
     def __init__(self, session: Session, lease_seconds: float) -> None:
         """lease_seconds: default duration of a lease."""
-        self._session = session
         self._leases = LeaseRepository(session)
         self._jobs = JobRepository(session)
         self._devices = DeviceRepository(session)
         self._nonces = NonceRepository(session)
         self._lifecycle = JobLifecycle(session)
         self._seconds = lease_seconds
-
-    def take_back_overdue(self) -> None:
-        """Ends overdue leases. Their jobs wait for a device again, or fail after too many expired leases."""
-        now = utc_now()
-        for lease, job in self._leases.take_overdue(now):
-            lost = self._leases.expired(job.number) + 1
-            lease.ending, lease.ended_at = Ending.EXPIRED, now
-            # A device whose row is locked is active, and waiting for the lock could cause a deadlock.
-            device = self._devices.unless_busy(lease.device_id)
-            if device is not None:
-                count_failure(device, now)
-            if lost < LEASE_ATTEMPTS:
-                self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
-                continue
-            detail = (
-                f"it was leased {lost} times, and each device stopped responding; the job may exceed their memory: use "
-                "a smaller recipe, or require devices with more memory"
-            )
-            error = JobError(code=LOST, detail=detail)
-            self._lifecycle.move(job, JobState.FAILED, attempts=job.attempts + 1, error=error)
 
     def messages(self, messages: Sequence[Message]) -> list[LeaseState | Exception]:
         """Processes messages of several devices; the answer to one that is refused is its exception.
@@ -187,38 +165,52 @@ class LeaseService:
             raise NotFound(f"the program of job {job.id} is not compiled")
         return signed
 
-    def take_back_revoked(self, device_id: str) -> None:
-        """Returns the jobs of a revoked device to the queue; those that no other device may train fail."""
-        for lease, job in self._leases.take_live_of_device(device_id):
-            self.end(lease, Ending.REVOKED)
-            self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
-        for job in self._jobs.pinned(device_id):
-            detail = f"device {device_id}, the only one that may train it, was revoked"
-            self._lifecycle.move(job, JobState.FAILED, error=JobError(code="device-revoked", detail=detail))
 
-    def take_back_unbound(self, device_id: str, user: str) -> None:
-        """Returns a user's jobs of a device to the queue; those that no other device may train fail.
-
-        Also ends expired leases, so that the device cannot revive them. The device's row is locked.
-        """
-        for lease, job in self._leases.take_of_user(device_id, user):
-            live = lease.ending is None
-            self.end(lease, Ending.UNBOUND)
-            if live:
-                self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
-        for job in self._jobs.pinned_of(device_id, user):
-            detail = f"user {user!r} was unbound from device {device_id}, the only one that may train it"
-            self._lifecycle.move(job, JobState.FAILED, error=JobError(code=DeviceNotBound.code, detail=detail))
+def take_back_overdue(session: Session) -> None:
+    """Ends overdue leases. Their jobs wait for a device again, or fail after too many expired leases."""
+    leases, lifecycle, now = LeaseRepository(session), JobLifecycle(session), utc_now()
+    for lease, job in leases.take_overdue(now):
+        lost = leases.expired(job.number) + 1
+        lease.ending, lease.ended_at = Ending.EXPIRED, now
+        # A device whose row is locked is active, and waiting for the lock could cause a deadlock.
+        device = DeviceRepository(session).unless_busy(lease.device_id)
+        if device is not None:
+            count_failure(device, now)
+        if lost < LEASE_ATTEMPTS:
+            lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
+            continue
+        detail = (
+            f"it was leased {lost} times, and each device stopped responding; the job may exceed their memory: use "
+            "a smaller recipe, or require devices with more memory"
+        )
+        lifecycle.move(job, JobState.FAILED, attempts=job.attempts + 1, error=JobError(code=LOST, detail=detail))
 
 
-def take_back_revoked(session: Session, settings: Settings, device_id: str) -> None:
-    """Returns the jobs of a revoked device to the queue (`LeaseService.take_back_revoked`)."""
-    LeaseService(session, settings.lease_seconds).take_back_revoked(device_id)
+def take_back_revoked(session: Session, device_id: str) -> None:
+    """Returns the jobs of a revoked device to the queue; those that no other device may train fail."""
+    lifecycle = JobLifecycle(session)
+    for lease, job in LeaseRepository(session).take_live_of_device(device_id):
+        lease.ending, lease.ended_at = Ending.REVOKED, utc_now()
+        lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
+    for job in JobRepository(session).pinned(device_id):
+        detail = f"device {device_id}, the only one that may train it, was revoked"
+        lifecycle.move(job, JobState.FAILED, error=JobError(code="device-revoked", detail=detail))
 
 
-def take_back_unbound(session: Session, settings: Settings, device_id: str, user: str) -> None:
-    """Returns a user's jobs of a device to the queue (`LeaseService.take_back_unbound`)."""
-    LeaseService(session, settings.lease_seconds).take_back_unbound(device_id, user)
+def take_back_unbound(session: Session, device_id: str, user: str) -> None:
+    """Returns a user's jobs of a device to the queue; those that no other device may train fail.
+
+    Also ends expired leases, so that the device cannot revive them. The device's row is locked.
+    """
+    lifecycle = JobLifecycle(session)
+    for lease, job in LeaseRepository(session).take_of_user(device_id, user):
+        live = lease.ending is None
+        lease.ending, lease.ended_at = Ending.UNBOUND, utc_now()
+        if live:
+            lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
+    for job in JobRepository(session).pinned_of(device_id, user):
+        detail = f"user {user!r} was unbound from device {device_id}, the only one that may train it"
+        lifecycle.move(job, JobState.FAILED, error=JobError(code=DeviceNotBound.code, detail=detail))
 
 
 def _no_lease(lease_id: str) -> NotFound:

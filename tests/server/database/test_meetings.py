@@ -5,7 +5,7 @@ from sqlalchemy import func, select
 
 from server.identity.devices.repository import DeviceRepository
 from server.jobs.leases.repository import Ending, JobLease
-from server.jobs.leases.service import LeaseService
+from server.jobs.leases.service import take_back_overdue
 from server.jobs.repository import Job, JobEvent
 from server.registry.models import StoredVersion
 from shared.canonical import sha256_hex
@@ -116,7 +116,7 @@ def test_overdue_leases_are_taken_back_once(home, fleet, app, devices):
 
     def take_back():
         with home.database.writing() as session:
-            LeaseService(session, 60).take_back_overdue()
+            take_back_overdue(session)
 
     at_once(*[take_back] * 4, *(device.lease for device in devices))
     take_back()

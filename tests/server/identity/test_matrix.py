@@ -154,7 +154,7 @@ def callers(fleet, home):
         bob = UserService(session).create("default", "bob", Role.OPERATOR)
         _, bobs = TokenService(session).issue(Role.OPERATOR, "default", "", user=bob)
         UserService(session).disable("default", "bob")
-        revoke_device(session, home.settings, "default", revoked_device.device_id)
+        revoke_device(session, "default", revoked_device.device_id)
         TenantService(session).suspend("shut")
     by_name = {
         "nobody": Caller(fleet.actor(), unauthorized),

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-from server.federation.privacy.service import PrivacyService
+from server.federation.privacy.repository import PrivacyRepository
 from server.jobs.accounting import Accountant
 from shared.federation import accounting
 from tests.server.actors import assert_problem, job_request
@@ -158,7 +158,7 @@ def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatc
 
     def set_limit():
         with home.database.writing() as session:
-            PrivacyService(session).set_limit("default", "alice", 50, 1e-5)
+            PrivacyRepository(session).set_limit("default", "alice", 50, 1e-5)
 
     async def set_limit_and_learn(accountant, request):
         await asyncio.to_thread(set_limit)
