@@ -221,35 +221,29 @@ class _Versions(RootModel[dict[str, int]]):
     """Version by recipe id."""
 
 
-class RollbackProtection:
-    """A file with the highest verified version of each recipe's program; reset when this device is enrolled again."""
+def check_rollback(path: Path, manifest: ProgramManifest) -> None:
+    """Records the version of a verified manifest. Raises Untrusted if a higher version was recorded before.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def check(self, manifest: ProgramManifest) -> None:
-        """Records the version of a verified manifest. Raises Untrusted if a higher version was recorded before."""
-        versions = self._read()
-        highest = versions.get(manifest.recipe_id, 0)
-        if manifest.version < highest:
-            raise Untrusted(
-                f"the program is version {manifest.version} of recipe {manifest.recipe_id[:12]}, but this device has "
-                f"seen version {highest}: an old program has replaced the new one; if the server was rolled back on "
-                f"purpose, enroll this device again"
-            )
-        if manifest.version > highest:
-            write_document(self._path, _Versions(versions | {manifest.recipe_id: manifest.version}))
-
-    def _read(self) -> dict[str, int]:
-        # Treating a damaged file as empty would accept every old program.
-        damaged = Untrusted(f"{self._path} cannot be read; enroll this device again")
-        versions = read_document(self._path, _Versions, damaged)
-        return {} if versions is None else versions.root
+    path: the file with the highest version of each recipe's program; it is removed when this device is enrolled again.
+    """
+    # Treating a damaged file as empty would accept every old program.
+    damaged = Untrusted(f"{path} cannot be read; enroll this device again")
+    versions = (read_document(path, _Versions, damaged) or _Versions({})).root
+    highest = versions.get(manifest.recipe_id, 0)
+    if manifest.version < highest:
+        raise Untrusted(
+            f"the program is version {manifest.version} of recipe {manifest.recipe_id[:12]}, but this device has "
+            f"seen version {highest}: an old program has replaced the new one; if the server was rolled back on "
+            f"purpose, enroll this device again"
+        )
+    if manifest.version > highest:
+        write_document(path, _Versions(versions | {manifest.recipe_id: manifest.version}))
 
 
-def verify_program(lease: Lease, key: Ed25519PublicKey, rollback: RollbackProtection) -> ProgramManifest:
-    """Returns the verified manifest of the lease's program and records its version. Raises Untrusted if any check
-    fails.
+def verify_program(lease: Lease, key: Ed25519PublicKey, versions: Path) -> ProgramManifest:
+    """Returns the verified manifest of the lease's program. Raises Untrusted if any check fails.
+
+    versions: the file of `check_rollback`.
     """
     manifest = verify_manifest(lease.manifest, key)
     if manifest.recipe != lease.job.recipe:
@@ -261,7 +255,7 @@ def verify_program(lease: Lease, key: Ed25519PublicKey, rollback: RollbackProtec
         raise Untrusted("the job and its program disagree on differential privacy: exactly one of them requires it")
     if privacy is not None and privacy.noise_multiplier is None:
         raise Untrusted("the private job has no noise multiplier")
-    rollback.check(manifest)
+    check_rollback(versions, manifest)
     return manifest
 
 

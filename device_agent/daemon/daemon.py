@@ -27,7 +27,7 @@ from device_agent.policy.privacy_accounting import can_account
 from device_agent.policy.privacy_ledger import PrivacyLedger
 from device_agent.policy.sensors import LinuxSensors, Sensors
 from device_agent.policy.task_approvals import TaskApprovals
-from device_agent.programs import ProgramCache, RollbackProtection, follow_key_rotation
+from device_agent.programs import ProgramCache, follow_key_rotation
 from device_agent.protocol.client import Backoff, DeviceClient, jittered
 from device_agent.training.run_directory import RunDirectory, prune_runs
 from shared.capabilities import Capabilities
@@ -105,7 +105,6 @@ class Daemon:
             )
         self._context = AgentContext(
             self._cache,
-            RollbackProtection(home.program_versions),
             self._store,
             self._evaluator,
             launchers or LauncherSelector(),

@@ -8,7 +8,7 @@ import re
 
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, StoredAdapter
-from device_agent.programs import ProgramCache, RollbackProtection, check_fit, follow_key_rotation
+from device_agent.programs import ProgramCache, check_fit, check_rollback, follow_key_rotation
 from device_agent.protocol.client import DeviceClient
 from shared.errors import BadRequest, Untrusted
 from shared.job import NAME
@@ -84,5 +84,5 @@ def _verify(
     check_fit(adapter, program)
     if adapter.recipe_id != program.recipe_id:
         raise Untrusted(f"the program that came with {name}@{revision} has another recipe")
-    RollbackProtection(home.program_versions).check(program)
+    check_rollback(home.program_versions, program)
     return adapter, program

@@ -31,14 +31,13 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.continuation import Continuation
 from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
-from device_agent.jobs.start_choice import StartChoice
+from device_agent.jobs.start_choice import choose_start
 from device_agent.jobs.upload import Upload, UploadSummary
 from device_agent.policy.evaluator import OwnerConsent, PolicyEvaluator
 from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, spending_of
 from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.programs import (
     ProgramCache,
-    RollbackProtection,
     verify_candidates,
     verify_program,
     verify_start,
@@ -101,7 +100,6 @@ class AgentContext:
     """The agent's services that every job uses."""
 
     cache: ProgramCache
-    rollback: RollbackProtection
     store: AdapterStore
     evaluator: PolicyEvaluator
     launchers: Callable[[ProgramManifest], Launcher]
@@ -162,7 +160,7 @@ class LeasedJob:
 
     def _attempt(self) -> JobEnd:
         self._check_consent()
-        manifest = verify_program(self.lease, self.keys[0], self.context.rollback)
+        manifest = verify_program(self.lease, self.keys[0], self.context.home.program_versions)
         policy_run = PolicyGatedRun(
             self.context.evaluator, self.lease.job.request.rules, self._report, self._must_stop, self.wait
         )
@@ -320,8 +318,7 @@ class LeasedJob:
     def _choose_start(self, policy_run: PolicyGatedRun, plan: RunPlan, launcher: Launcher) -> RunPlan:
         """Returns the plan with the start that this device chooses. The server learns its name."""
         candidates = verify_candidates(self.lease, plan.manifest, self.keys)
-        choice = StartChoice(self.client, policy_run, self.run, plan, launcher)
-        start = choice.best(candidates)
+        start = choose_start(self.client, policy_run, self.run, plan, launcher, candidates)
         name = None if start is None else JobStart(adapter=start.adapter, revision=start.revision)
         self.client.choose_start(self.lease.id, name)
         if start is None:

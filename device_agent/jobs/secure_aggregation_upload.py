@@ -7,6 +7,7 @@ disk.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -14,7 +15,7 @@ from device_agent.home import AgentHome
 from device_agent.jobs.lease_and_policy import PolicyGatedRun
 from device_agent.jobs.upload import UploadSummary, until_answered
 from device_agent.protocol.client import DeviceClient
-from device_agent.secure_aggregation.participant import DeviceMessage, KnownKeys, SecureAggregationParticipant
+from device_agent.secure_aggregation.participant import DeviceMessage, SecureAggregationParticipant, trust_keys
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import Untrusted
 from shared.federation.cohort import RoundReceipt
@@ -89,7 +90,7 @@ class SecureAggregationUpload:
             parameters,
             self.device_id,
             self.home.device_key(),
-            KnownKeys(self.home.peers).trust,
+            partial(trust_keys, self.home.peers),
             lambda: self._encoded(parameters, result),
         )
         waiting = Progress(phase="uploading", step=result.steps, steps=result.steps, why=WAITING)

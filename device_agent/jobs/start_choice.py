@@ -9,7 +9,6 @@ import itertools
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -32,49 +31,49 @@ from shared.zo.lora import load_adapter
 WHY = "comparing adapters to go on from"
 
 
-@dataclass(frozen=True)
-class StartChoice:
-    """The choice for one run, which has no start yet."""
+def choose_start(
+    client: DeviceClient,
+    policy_run: PolicyGatedRun,
+    run: RunDirectory,
+    plan: RunPlan,
+    launcher: Launcher,
+    candidates: Sequence[AdapterManifest],
+) -> AdapterManifest | None:
+    """Returns the best candidate, whose file is then the run's start; None if none is better than B = 0.
 
-    client: DeviceClient
-    policy_run: PolicyGatedRun
-    run: RunDirectory
-    plan: RunPlan
-    launcher: Launcher
+    plan: has no start yet. Candidates that were deleted meanwhile are skipped. Raises what `PolicyGatedRun.pace` and
+    the launcher and its executors raise.
+    """
+    run.candidates.mkdir(parents=True, exist_ok=True, mode=0o700)
+    loaded: list[tuple[AdapterManifest, F32]] = []
+    for candidate in candidates:
+        path = run.candidates / candidate.sha256
+        with suppress(NotFound):
+            policy_run.download(partial(client.download_adapter, candidate, path))
+            loaded.append((candidate, load_adapter(path.read_bytes(), candidate.size_d)))
+    index = _best_of(policy_run, run, plan, launcher, [flat for _, flat in loaded]) if loaded else 0
+    best = loaded[index - 1][0] if index else None
+    if best is not None:
+        (run.candidates / best.sha256).replace(run.start)
+    shutil.rmtree(run.candidates)
+    return best
 
-    def best(self, candidates: Sequence[AdapterManifest]) -> AdapterManifest | None:
-        """Returns the best candidate, whose file is then the run's start; None if none is better than B = 0.
 
-        Candidates that were deleted meanwhile are skipped. Raises what `PolicyGatedRun.pace` and the launcher and its
-        executors raise.
-        """
-        self.run.candidates.mkdir(parents=True, exist_ok=True, mode=0o700)
-        loaded: list[tuple[AdapterManifest, F32]] = []
-        for candidate in candidates:
-            path = self.run.candidates / candidate.sha256
-            with suppress(NotFound):
-                self.policy_run.download(partial(self.client.download_adapter, candidate, path))
-                loaded.append((candidate, load_adapter(path.read_bytes(), candidate.size_d)))
-        index = self._best_of([flat for _, flat in loaded]) if loaded else 0
-        best = loaded[index - 1][0] if index else None
-        if best is not None:
-            (self.run.candidates / best.sha256).replace(self.run.start)
-        shutil.rmtree(self.run.candidates)
-        return best
-
-    def _best_of(self, candidates: Sequence[F32]) -> int:
-        """Returns the number of the best candidate, from 1; 0 for B = 0, and if no record fits the task."""
-        progress = Progress(phase="evaluating", steps=self.plan.training.steps, why=WHY)
-        turns = self.policy_run.pace(itertools.repeat(None), progress)
-        next(turns)
-        manifest, dynamic = self.plan.manifest, self.plan.dynamic_length
-        splits = splits_of(self.run, self.plan)
-        if splits.blank:
-            return 0
-        trim_heap()  # of the tokenizer, before the program takes its memory
-        executor = self.launcher.launch(manifest, self.plan.program, self.plan.weights)
-        try:
-            program, starts = TrainingProgram(manifest, executor), (np.zeros(manifest.size, np.float32), *candidates)
-            return best_b(program, splits.validation, manifest.recipe, starts, lambda: next(turns), dynamic=dynamic)
-        finally:
-            executor.close()
+def _best_of(
+    policy_run: PolicyGatedRun, run: RunDirectory, plan: RunPlan, launcher: Launcher, candidates: Sequence[F32]
+) -> int:
+    """Returns the number of the best candidate, from 1; 0 for B = 0, and if no record fits the task."""
+    progress = Progress(phase="evaluating", steps=plan.training.steps, why=WHY)
+    turns = policy_run.pace(itertools.repeat(None), progress)
+    next(turns)
+    manifest, dynamic = plan.manifest, plan.dynamic_length
+    splits = splits_of(run, plan)
+    if splits.blank:
+        return 0
+    trim_heap()  # of the tokenizer, before the program takes its memory
+    executor = launcher.launch(manifest, plan.program, plan.weights)
+    try:
+        program, starts = TrainingProgram(manifest, executor), (np.zeros(manifest.size, np.float32), *candidates)
+        return best_b(program, splits.validation, manifest.recipe, starts, lambda: next(turns), dynamic=dynamic)
+    finally:
+        executor.close()

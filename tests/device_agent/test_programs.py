@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from device_agent.errors import DoesNotFit
-from device_agent.programs import ProgramCache, RollbackProtection
+from device_agent.programs import ProgramCache, check_rollback
 from device_agent.protocol.client import DeviceClient
 from shared.canonical import sha256_hex
 from shared.errors import Unavailable, Untrusted
@@ -158,22 +158,20 @@ def version(program, number, recipe_id=None):
 
 
 def test_an_older_version_is_refused_until_the_device_is_enrolled_again(home, rademacher, server_key):
-    protection = RollbackProtection(home.program_versions)
     for number in (1, 3, 3):
-        protection.check(version(rademacher, number))
-    for again in (protection, RollbackProtection(home.program_versions)):
-        with pytest.raises(Untrusted, match=r"version 2 of recipe .* seen version 3.*enroll this device again"):
-            again.check(version(rademacher, 2))
-    protection.check(version(rademacher, 4))
-    protection.check(version(rademacher, 1, recipe_id="a" * 64))  # recipes have versions of their own
+        check_rollback(home.program_versions, version(rademacher, number))
+    with pytest.raises(Untrusted, match=r"version 2 of recipe .* seen version 3.*enroll this device again"):
+        check_rollback(home.program_versions, version(rademacher, 2))
+    check_rollback(home.program_versions, version(rademacher, 4))
+    check_rollback(home.program_versions, version(rademacher, 1, recipe_id="a" * 64))  # of its own version
     enroll(home, "http://server", server_key)
-    protection.check(version(rademacher, 1))
+    check_rollback(home.program_versions, version(rademacher, 1))
 
 
 def test_a_damaged_file_lets_nothing_old_in(home, rademacher):
     home.program_versions.write_text("{")
     with pytest.raises(Untrusted, match=r"seen\.json cannot be read; enroll"):
-        RollbackProtection(home.program_versions).check(version(rademacher, 1))
+        check_rollback(home.program_versions, version(rademacher, 1))
 
 
 def test_packed_weights_make_room_before_any_program_and_not_for_the_run(client, server, tmp_path):

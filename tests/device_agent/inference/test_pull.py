@@ -7,7 +7,7 @@ import pytest
 
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.pull import parse_reference, pull
-from device_agent.programs import RollbackProtection
+from device_agent.programs import check_rollback
 from device_agent.protocol.client import DeviceClient
 from shared.errors import AdapterNotFound, BadRequest, Untrusted
 from shared.protocol import DeviceAdapter
@@ -118,7 +118,7 @@ def test_another_servers_word_changed_bytes_and_an_old_program_are_refused(
     publish("main", data=data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(Untrusted, match="size and sha256"):
         fetch("main")
-    RollbackProtection(home.program_versions).check(rademacher.manifest.model_copy(update={"version": 2}))
+    check_rollback(home.program_versions, rademacher.manifest.model_copy(update={"version": 2}))
     publish("main")
     with pytest.raises(Untrusted, match="has seen version 2"):
         fetch("main")

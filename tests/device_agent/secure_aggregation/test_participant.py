@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from device_agent.secure_aggregation.participant import KnownKeys
+from device_agent.secure_aggregation.participant import trust_keys
 from shared.errors import LeftOutOfRound, Untrusted
 from tests.shared.federation.secure_aggregation.devices import Round
 
@@ -31,16 +31,16 @@ def test_parameters_that_change_on_the_way_end_this_devices_part():
 
 def test_a_peer_is_known_by_the_key_that_it_first_had(tmp_path):
     path = tmp_path / "peers.json"
-    KnownKeys(path).trust({"device-1": bytes([1]) * 32, "device-2": bytes([2]) * 32})
+    trust_keys(path, {"device-1": bytes([1]) * 32, "device-2": bytes([2]) * 32})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    KnownKeys(path).trust({"device-2": bytes([2]) * 32, "device-3": bytes([3]) * 32})
+    trust_keys(path, {"device-2": bytes([2]) * 32, "device-3": bytes([3]) * 32})
     before = path.read_bytes()
     with pytest.raises(Untrusted, match="another key for device device-1"):
-        KnownKeys(path).trust({"device-4": bytes([4]) * 32, "device-1": bytes([9]) * 32})
+        trust_keys(path, {"device-4": bytes([4]) * 32, "device-1": bytes([9]) * 32})
     assert path.read_bytes() == before, "nobody of a roster that is refused is noted"
 
 
 def test_a_damaged_book_lets_nobody_in(tmp_path):
     (tmp_path / "peers.json").write_text("[]")
     with pytest.raises(Untrusted, match="cannot be read"):
-        KnownKeys(tmp_path / "peers.json").trust({"device-1": bytes(32)})
+        trust_keys(tmp_path / "peers.json", {"device-1": bytes(32)})

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import select
 
 from device_agent.home import AgentHome, DeviceConfig
-from device_agent.programs import RollbackProtection, follow_key_rotation
+from device_agent.programs import check_rollback, follow_key_rotation
 from device_agent.protocol.client import DeviceClient
 from server.identity.signing_keys.service import (
     KeyFiles,
@@ -74,7 +74,7 @@ def test_programs_are_signed_anew_and_stay_what_they_are(fleet, home, app, devic
 def test_a_device_follows_over_several_rotations_at_once(fleet, home, agent, device, lease):
     place, client = agent
     first = place.config()
-    RollbackProtection(place.program_versions).check(SignedManifest.model_validate(lease["manifest"]).manifest)
+    check_rollback(place.program_versions, SignedManifest.model_validate(lease["manifest"]).manifest)
     program_versions = place.program_versions.read_bytes()
     for _ in range(3):
         rotate(home)
