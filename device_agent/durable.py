@@ -1,16 +1,12 @@
-"""Atomic, durable file writes, JSON documents, locks, and errors of a full disk.
-
-After a power cut a file is either complete or absent.
-"""
+"""JSON documents, which are written durably, locks, leftovers, and errors of a full disk."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -18,40 +14,13 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from device_agent.errors import DoesNotFit
+from shared.durable import TEMPORARY_SUFFIX, write_durably
 from shared.errors import MobizoError
 
 Document = TypeVar("Document", bound=BaseModel)
 
-TEMPORARY_SUFFIX = ".new"
 LEFTOVER_SECONDS = 3600.0  # a younger temporary file may still be in use
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def write_durably(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replaces the file at `path` by `data`: writes a temporary file, syncs it, renames it and syncs the directory."""
-    write_pieces(path, (data,), mode)
-
-
-def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = 0o600, *, sync: bool = True) -> None:
-    """Replaces the file at `path` by the concatenated pieces; see `write_durably`.
-
-    sync: False: atomic, but not durable. Several processes may write the same file; the last one to finish wins.
-    """
-    descriptor, name = tempfile.mkstemp(TEMPORARY_SUFFIX, f".{path.name}.", path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
-            file.writelines(pieces)
-            if sync:
-                file.flush()
-                os.fsync(descriptor)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink()
-        raise
-    if sync:
-        sync_directory(path.parent)
 
 
 def write_document(path: Path, document: BaseModel) -> None:
@@ -96,15 +65,6 @@ def remove_leftovers(directory: Path) -> None:
     for path in directory.rglob(f".*{TEMPORARY_SUFFIX}"):
         if path.is_file() and time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
             path.unlink(missing_ok=True)
-
-
-def sync_directory(path: Path) -> None:
-    """Syncs a directory, so that renames in it survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

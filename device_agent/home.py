@@ -36,8 +36,9 @@ import platformdirs
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import BaseModel, ConfigDict, Field
 
-from device_agent.durable import locked, read_document, write_document, write_durably, write_pieces
+from device_agent.durable import locked, read_document, write_document
 from device_agent.errors import AlreadyRunning, NotEnrolled, NotRunning
+from shared.durable import write_durably, write_pieces
 from shared.errors import BadRequest, MobizoError
 from shared.job import Progress, RoundRef
 from shared.signing import key_id, new_private_key, parse_public, private_bytes
@@ -178,7 +179,7 @@ class AgentHome:
 
     def write_status(self, status: DaemonStatus) -> None:
         """Writes status.json atomically; it is not synced, because it is obsolete after a power cut."""
-        write_pieces(self.path / "status.json", (status.model_dump_json(indent=1).encode(),), sync=False)
+        write_pieces(self.path / "status.json", (status.model_dump_json(indent=1).encode(),), synced=False)
 
     def status(self) -> DaemonStatus | None:
         """Returns the last written status, or None."""

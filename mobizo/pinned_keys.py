@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from mobizo.profiles import config_directory
+from shared.durable import write_durably
 from shared.errors import BadRequest, Untrusted
 from shared.key_rotation import ServerKeys, follow
 from shared.signing import key_id, parse_public
@@ -72,9 +72,7 @@ class PinnedKeys:
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
-            file.write(json.dumps(_read(self.path) | {base_url: key}, indent=2) + "\n")
-        Path(file.name).replace(self.path)
+        write_durably(self.path, (json.dumps(_read(self.path) | {base_url: key}, indent=2) + "\n").encode())
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import platformdirs
 
+from shared.durable import write_durably
 from shared.errors import BadRequest
 
 DEFAULT_PROFILE = "default"
@@ -92,16 +91,7 @@ def write_profiles(path: Path, profiles: Profiles) -> None:
             if value is not None:
                 lines.append(f"{key} = {_toml_string(value)}\n")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Temporary files have mode 0600 from their creation on.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        try:
-            file.write("".join(lines))
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    write_durably(path, "".join(lines).encode())
 
 
 def _toml_string(value: str) -> str:

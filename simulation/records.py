@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from device_agent.durable import write_durably
 from shared.canonical import canonical_json, sha256_hex
+from shared.durable import write_durably
 from shared.errors import Conflict
 from shared.strict_model import StrictModel
 from shared.zo.lora import dump_adapter, load_adapter

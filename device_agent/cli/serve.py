@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from device_agent.cli.options import FeedbackOption, HomeOption, JsonOption, open_feedback
-from device_agent.durable import write_durably
 from device_agent.home import AgentHome
+from shared.durable import write_durably
 from shared.errors import BadRequest
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from device_agent.durable import write_durably
+from shared.durable import write_durably
 from shared.errors import BadRequest, MobizoError
 
 UNIT = "mobizo-agent.service"

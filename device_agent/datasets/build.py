@@ -5,9 +5,8 @@ Readers (all but the one of JSON) and writers stream, and duplicates are found b
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +18,7 @@ from device_agent.datasets.formats import Located, Source, no_column
 from device_agent.datasets.splits import SplitRule, record_bytes
 from device_agent.datasets.store import DatasetAbout, DatasetStore
 from device_agent.datasets.task_check import TaskCheck
+from shared.durable import new_file
 from shared.errors import BadRequest, InvalidDataset, MobizoError, TooLarge
 from shared.scoring import MAX_TEXT
 from shared.task import Task, is_field_name
@@ -254,7 +254,7 @@ class _Builder:
         self._stack.callback(self._digests.close)
         if self._directory is not None:
             for split in self._rule.used:
-                self._files[split] = self._stack.enter_context(_synced(self._directory / f"{split}.jsonl"))
+                self._files[split] = self._stack.enter_context(new_file(self._directory / f"{split}.jsonl"))
         return self
 
     def __exit__(self, *exception_info: object) -> None:
@@ -307,12 +307,3 @@ class _Builder:
         if self.outcome.check is not None:
             self.outcome.check.add(location, record)
         return True
-
-
-@contextmanager
-def _synced(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new file of mode 0600 and syncs it when it is complete."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())

@@ -23,7 +23,8 @@ from pydantic import Field
 
 from device_agent.datasets.formats import Format, Located, Source
 from device_agent.datasets.splits import SplitRule
-from device_agent.durable import locked, read_document, sync_directory, write_document
+from device_agent.durable import locked, read_document, write_document
+from shared.durable import sync
 from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound, Unavailable
 from shared.job import NAME
 from shared.strict_model import StrictModel
@@ -172,20 +173,20 @@ class DatasetStore:
     def publish(self, name: str, version: Path, about: DatasetAbout) -> None:
         """Makes a version, whose files are synced, the data set of this name in one rename."""
         write_document(version / ABOUT, about)
-        sync_directory(self._versions)
+        sync(self._versions)
         target, link = self.path / name, self.path / f".{name}.link"
         if target.exists() and not target.is_symlink():
             raise BadRequest(f"{target} is not a data set that this agent wrote; move it away")
         link.unlink(missing_ok=True)
         link.symlink_to(version.relative_to(self.path))
         link.replace(target)
-        sync_directory(self.path)
+        sync(self.path)
 
     def remove(self, name: str) -> None:
         """Removes a data set. Raises NotFound."""
         path = self.directory(name)
         path.unlink()
-        sync_directory(self.path)
+        sync(self.path)
         self._sweep()
 
     def _sweep(self) -> None:

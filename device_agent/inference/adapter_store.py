@@ -20,9 +20,10 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import Field
 
-from device_agent.durable import locked, read_document, sync_directory, write_document, write_durably
+from device_agent.durable import locked, read_document, write_document
 from device_agent.home import AgentHome
 from shared.canonical import sha256_hex
+from shared.durable import sync, write_durably
 from shared.errors import AdapterNotFound, BadRequest, NotFound, Untrusted
 from shared.job import NAME
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
@@ -171,7 +172,7 @@ class AdapterStore:
             if before is None:
                 raise NotFound(f"no previous version of adapter {name!r} is stored on this device")
             versions[-2].rename(self._next(name, versions))
-            sync_directory(self._directory / name)
+            sync(self._directory / name)
         return before
 
     def remove(self, name: str) -> None:
@@ -194,8 +195,8 @@ class AdapterStore:
         write_durably(_adapter(temporary), adapter)
         write_document(temporary / "about.json", about)
         temporary.rename(directory)
-        sync_directory(directory.parent)
-        sync_directory(self._directory)
+        sync(directory.parent)
+        sync(self._directory)
 
     def _next(self, name: str, versions: list[Path]) -> Path:
         return self._directory / name / f"{int(versions[-1].name) + 1 if versions else 1:08d}"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from device_agent.durable import write_pieces
 from device_agent.jobs.leased_job import JobEnd, Outcome
 from device_agent.jobs.upload import UploadForm
+from shared.durable import write_pieces
 from shared.job import RoundRef
 from shared.result import Result
 from shared.strict_model import StrictModel

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.durable import write_durably
+from shared.durable import write_durably
 from shared.zo.lora import F32
 
 CHECKPOINT_STEPS = 10  # the maximum number of steps that a resumed run recomputes

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.durable import write_durably
 from device_agent.executors import F32, I32
+from shared.durable import write_durably
 from shared.entropy import Entropy, poisson_samples
 from shared.errors import InvalidDataset
 from shared.privacy import MAX_SAMPLE, ExamplePrivacy, noise_keys, unit_noise

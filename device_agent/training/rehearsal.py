@@ -18,10 +18,11 @@ from pydantic import BaseModel, Field
 
 from device_agent.datasets.splits import SPLITS
 from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, HeldDataset
-from device_agent.durable import read_document, write_document, write_pieces
+from device_agent.durable import read_document, write_document
 from device_agent.training.data import sample
 from device_agent.training.run_directory import RunDirectory
 from shared.canonical import file_sha256, sha256_hex
+from shared.durable import write_pieces
 from shared.errors import MobizoError
 from shared.recipe import Sha256
 from shared.strict_model import StrictModel

@@ -28,10 +28,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from device_agent.durable import Document, locked, read_document, write_document, write_durably
+from device_agent.durable import Document, locked, read_document, write_document
 from device_agent.training.checkpoints import Checkpoints
 from device_agent.training.dp_sampling import DPSamples, load_or_draw
 from device_agent.training.run_plan import RunPlan
+from shared.durable import write_durably
 from shared.entropy import Entropy
 from shared.errors import Unavailable
 from shared.result import Result

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.durable import write_durably
 from device_agent.executors import F32
 from device_agent.training.baseline import Baseline, measure_baseline
 from device_agent.training.evaluation import SplitMetrics
 from device_agent.training.run_plan import RunPlan
 from shared.canonical import sha256_hex
+from shared.durable import write_durably
 from shared.zo.encoding import Example
 
 MAX_FILES, MAX_BYTES = 200, 64 << 20  # the oldest files are removed

@@ -19,10 +19,10 @@ from device_agent.datasets.formats import Format, Source, open_source
 from device_agent.datasets.splits import DEFAULT_SEED, SplitRule
 from device_agent.datasets.store import DatasetStore
 from device_agent.datasets.task_check import TaskCheck
-from device_agent.durable import write_durably
 from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from shared.canonical import canonical_json, file_sha256, sha256_hex
+from shared.durable import write_durably
 from shared.errors import BadRequest, InvalidDataset
 from shared.task import MAX_LABEL, Answer, Task
 from shared.task_records import MISSING, field_value, label_key

@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 
 from device_agent.cli.data import base_tokenizer
-from device_agent.durable import write_durably
 from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import task_lines
 from mobizo import Client
@@ -27,6 +26,7 @@ from mobizo.quickstart.processes import AGENT, Processes, run_command
 from mobizo.quickstart.site import Site
 from shared.canonical import canonical_json, sha256_hex
 from shared.catalog import BaseView
+from shared.durable import write_durably
 from shared.errors import BadRequest, Conflict, MobizoError, NotFound
 from shared.job import JobRequest, JobStart, JobState, JobView
 from shared.recipe import TARGETS, RecipeSettings

@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from device_agent.durable import write_durably
 from device_agent.errors import NotEnrolled
 from device_agent.home import HOME_VARIABLE, AgentHome
 from mobizo import Client
 from mobizo.quickstart.processes import AGENT, BIN, SERVER, Processes, run_command
+from shared.durable import write_durably
 from shared.errors import Unauthorized
 from shared.protocol import EnrollmentRequest
 

@@ -18,9 +18,10 @@ from sqlalchemy.orm import Session
 
 from server.database.database import Database
 from server.settings import Settings
-from server.storage.directory import DiskArtifacts, sync
+from server.storage.directory import DiskArtifacts
 from server.storage.opening import open_artifacts
 from server.storage.store import REFERENCES, ArtifactStore
+from shared.durable import sync
 from shared.errors import BadRequest, Conflict, NotFound, Unavailable
 
 PRIVATE = 0o077  # permissions that are removed: a backup contains token digests, users' adapters, and possibly keys

@@ -5,7 +5,6 @@ The manifest is written last and removed first, so a directory with a manifest h
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from server.compiler.checkpoints.base import BaseFiles, base_name, locate_base
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess
 from server.storage.scratch import scratch
 from shared.canonical import file_sha256
+from shared.durable import write_durably
 from shared.errors import BadRequest
 from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import BaseRef, Recipe, RecipeSettings, check_trainable, resolve_layers
@@ -117,14 +117,5 @@ def _compile(
         (out / MANIFEST).unlink(missing_ok=True)
         for file in manifest.files:
             (workspace / "program" / file.name).replace(out / file.name)
-        _write(out / MANIFEST, manifest.model_dump_json(indent=1).encode())
+        write_durably(out / MANIFEST, manifest.model_dump_json(indent=1).encode(), 0o644)
     return manifest
-
-
-def _write(path: Path, data: bytes) -> None:
-    aside = path.with_name(path.name + ".new")
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

@@ -15,19 +15,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from server.storage.store import ArtifactStore, StoredFile, full_disk_refused
+from shared.durable import sync
 from shared.errors import NotFound
 
 PIECE_BYTES = 256 << 10
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-def sync(path: Path) -> None:
-    """Writes a file, or the entries of a directory, to the disk (fsync)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _moment(seconds: float) -> datetime:

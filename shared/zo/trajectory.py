@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from shared.durable import sync
 from shared.errors import Conflict
 from shared.recipe import MAX_SEED, Noise, Sha256
 from shared.strict_model import StrictModel
@@ -265,9 +266,7 @@ class TrajectoryFile(Ledger):
         self._file.seek(length)
         if trajectory is None:
             self._write(_first_bytes(header))
-            directory = os.open(path.parent, os.O_RDONLY)
-            os.fsync(directory)
-            os.close(directory)
+            sync(path.parent)
 
     def _write(self, data: bytes) -> None:
         end = self._file.tell()

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from device_agent.durable import LEFTOVER_SECONDS, remove_leftovers, write_durably, write_pieces
+from device_agent.durable import LEFTOVER_SECONDS, remove_leftovers
+from shared.durable import write_durably, write_pieces
 
 
 def names(directory):

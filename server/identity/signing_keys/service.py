@@ -29,7 +29,7 @@ from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import revoke_device
 from server.ports import Port
 from server.settings import Settings
-from server.storage.directory import sync
+from shared.durable import new_file, sync
 from shared.errors import Unavailable
 from shared.key_rotation import ServerKeys, SignedKeyRotation, sign_key_rotation
 from shared.protocol import ServerInfo
@@ -40,11 +40,8 @@ def create_key(path: Path) -> Ed25519PrivateKey:
     """Creates a key at `path`, readable by its owner only. Raises FileExistsError if there is one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = new_private_key()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with new_file(path) as file:
         file.write(private_bytes(key))
-        file.flush()
-        os.fsync(file.fileno())
     sync(path.parent)
     return key
 

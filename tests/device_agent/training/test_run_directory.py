@@ -2,8 +2,8 @@
 
 import os
 
-from device_agent.durable import write_durably
 from device_agent.training.run_directory import RunDirectory, prune_runs
+from shared.durable import write_durably
 from tests.device_agent.warm_starts import RESULT
 
 
