@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from server.compiler.methods.preferences import example_count, preference_losses
 from server.compiler.methods.private_gradient import (
-    ExampleGradients,
+    clipped_sum,
     mean_gradient,
     noise_units,
     noised_sums,
@@ -72,36 +72,35 @@ class GradientSuffix(Network):
             return self.descend_privately(first, step_inputs) if exact else self.project_privately(first, step_inputs)
         loss, gradient = self.differentiate(first, step_inputs)
         if exact:
-            return loss, self.state.update(gradient, step_inputs.rates)
+            return loss, self.state.update(gradient, step_inputs)
         return loss, self.state.project(gradient, step_inputs.seeds, step_inputs.lr)
 
     def descend_privately(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """One DP-SGD step (Abadi et al., CCS'16): totals, int32 (D,), and the norm [1] of the noised mean gradient."""
-        secret = inputs.secret
-        totals = secret.carried
+        totals = inputs.carried
         for gradients in self.example_gradients(first, inputs):
-            totals = totals + gradients.clipped_sum(secret)
-        totals = totals + noise_units(secret, totals.shape[0])
-        gradient = mean_gradient(totals, secret, self.recipe.effective_batch)
-        return totals, self.state.update(gradient, inputs.rates, secret.last)
+            totals = totals + clipped_sum(gradients, inputs)
+        totals = totals + noise_units(inputs, totals.shape[0])
+        gradient = mean_gradient(totals, inputs, self.recipe.effective_batch)
+        return totals, self.state.update(gradient, inputs, inputs.last)
 
     def project_privately(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """Noised totals (q,) of the examples' projected gradients, and coefficients (q,)."""
         totals = inputs.carried
         for gradients in self.example_gradients(first, inputs):
-            projections = self.state.projections(gradients.rows(), inputs.seeds)  # (q, rows)
+            rows = torch.cat(gradients, dim=1) if len(gradients) > 1 else gradients[0]  # (rows, D)
+            projections = self.state.projections(rows, inputs.seeds)  # (q, rows)
             totals = noised_sums(projections, inputs.clip, totals)
         mean = totals * (inputs.clip / UNITS) / self.recipe.effective_batch
         coefficients = mean * (inputs.lr / self.recipe.queries)
         self.state.replay(inputs.seeds, coefficients, inputs.lr)
         return totals, coefficients
 
-    def example_gradients(self, first: Tensor, inputs: StepInputs) -> Iterator[ExampleGradients]:
-        """Yields the gradients of each micro-batch's examples; an example's loss is the mean over its answer tokens."""
+    def example_gradients(self, first: Tensor, inputs: StepInputs) -> Iterator[list[Tensor]]:
+        """Yields the `gradients` of each micro-batch's examples; an example's loss is the mean of its answer tokens'."""
         weights = inputs.mask / torch.clamp(inputs.mask.sum(dim=1, keepdim=True), min=1.0)
         for part in replace(inputs, mask=weights).micro_batches(self.recipe, first):
-            _, parts = self.gradients(*part)
-            yield ExampleGradients(parts)
+            yield self.gradients(*part)[1]
 
     def enter(self, first: Tensor) -> Tensor:
         """The hidden states (rows, S, hidden) before the last stack, from a method's first input."""

@@ -9,11 +9,10 @@ its beginning.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from server.compiler.methods.step_inputs import StepInputs
 from shared.recipe import Optimizer, Recipe
 
 MOMENTUM = 0.9
@@ -26,15 +25,6 @@ SCALARS: dict[Optimizer, int] = {"sgd": 0, "momentum": 0, "adam": 2}  # after th
 def state_size(optimizer: Optimizer, size: int) -> int:
     """Elements of B (D,) and the optimizer's state together."""
     return VECTORS[optimizer] * size + SCALARS[optimizer]
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The inputs of a step's update, [1] each."""
-
-    lr: Tensor
-    max_norm: Tensor  # of the gradient; infinity: it is not clipped
-    weight_decay: Tensor  # decoupled from the gradient (AdamW, Loshchilov and Hutter, 2019)
 
 
 def clipped(gradient: Tensor, max_norm: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,7 +61,7 @@ class OptimizedB(nn.Module):
         more = len(self.optimized) - self.size
         self.optimized.copy_(torch.cat((b, torch.zeros(more))) if more else b)
 
-    def update(self, gradient: Tensor, rates: Rates, last: Tensor | None = None) -> Tensor:
+    def update(self, gradient: Tensor, rates: StepInputs, last: Tensor | None = None) -> Tensor:
         """One step of the optimizer with the mean gradient (D,). Returns the gradient's norm [1] before it was clipped.
 
         last: [1]; with 0 nothing changes, because more examples of the step follow. Adam is Kingma and Ba's (2015)
@@ -82,7 +72,7 @@ class OptimizedB(nn.Module):
         self.optimized.copy_(moved if last is None else torch.where(last > 0, moved, self.optimized))
         return norm
 
-    def moved(self, gradient: Tensor, rates: Rates) -> Tensor:
+    def moved(self, gradient: Tensor, rates: StepInputs) -> Tensor:
         """B and the optimizer's state after one step with a gradient (D,)."""
         b = self.current()
         b = b - b * (rates.lr * rates.weight_decay)

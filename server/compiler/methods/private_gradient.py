@@ -8,12 +8,12 @@ any order. An example's contribution depends on its own row only and is bounded 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from server.compiler.methods.noise import gaussian
+from server.compiler.methods.step_inputs import StepInputs
 from shared.privacy import MARGIN, MAX_DIFFERENCE, MAX_GRADIENT, NOISE_UNITS, UNITS
 
 
@@ -54,44 +54,22 @@ def single_rows(values: Tensor) -> list[Tensor]:
 BRANCHES = 256  # terms of one float32 sum; its relative error is at most BRANCHES / 2^24
 
 
-@dataclass(frozen=True)
-class GradientSecret:
-    """The inputs of a private step besides its batch and its rates. All but `keys` and `carried` are [1].
+def clipped_sum(gradients: Sequence[Tensor], inputs: StepInputs) -> Tensor:
+    """The sum of the clipped gradients of some examples in whole units of sigma clip / NOISE_UNITS, int32 (D,).
 
-    last: 1 in the last call of a step, which adds the noise and moves B; 0 in the others. keys: int32 (NOISE_KEYS, 2),
-    secret and of this step alone. carried: int32 (D,), the sum over the calls before, or zeros.
+    gradients: in B, one (rows, slab) for each adapted layer.
     """
-
-    clip: Tensor
-    sigma: Tensor
-    last: Tensor
-    keys: Tensor
-    carried: Tensor
-
-
-@dataclass(frozen=True)
-class ExampleGradients:
-    """The gradients of some examples in B, one (rows, slab) for each adapted layer."""
-
-    parts: Sequence[Tensor]
-
-    def rows(self) -> Tensor:
-        """The gradients, (rows, D)."""
-        return torch.cat(list(self.parts), dim=1) if len(self.parts) > 1 else self.parts[0]
-
-    def clipped_sum(self, secret: GradientSecret) -> Tensor:
-        """The sum of the clipped gradients in whole units of sigma clip / NOISE_UNITS, int32 (D,)."""
-        squares = [sum_of_squares(bounded(part, secret.clip)) for part in self.parts]
-        total = squares[0]
-        for more in squares[1:]:
-            total = total + more
-        most = (1.0 - MARGIN) * NOISE_UNITS / secret.sigma  # [1]
-        factors = most / torch.clamp(torch.sqrt(total), min=1.0)  # (rows, 1)
-        sums = [
-            torch.trunc(bounded(part, secret.clip) * factors).to(torch.int32).sum(dim=0, dtype=torch.int32)
-            for part in self.parts
-        ]
-        return torch.cat(sums) if len(sums) > 1 else sums[0]
+    squares = [sum_of_squares(bounded(part, inputs.clip)) for part in gradients]
+    total = squares[0]
+    for more in squares[1:]:
+        total = total + more
+    most = (1.0 - MARGIN) * NOISE_UNITS / inputs.sigma  # [1]
+    factors = most / torch.clamp(torch.sqrt(total), min=1.0)  # (rows, 1)
+    sums = [
+        torch.trunc(bounded(part, inputs.clip) * factors).to(torch.int32).sum(dim=0, dtype=torch.int32)
+        for part in gradients
+    ]
+    return torch.cat(sums) if len(sums) > 1 else sums[0]
 
 
 def bounded(gradients: Tensor, clip: Tensor) -> Tensor:
@@ -114,15 +92,15 @@ def sum_of_squares(values: Tensor) -> Tensor:
     return sums
 
 
-def noise_units(secret: GradientSecret, size: int) -> Tensor:
+def noise_units(inputs: StepInputs, size: int) -> Tensor:
     """The noise of a step's last call in whole units, int32 (D,); zeros in the calls before. size: D."""
-    total = gaussian(secret.keys[:1], size).reshape(-1)
-    for index in range(1, secret.keys.shape[0]):
-        total = total + gaussian(secret.keys[index : index + 1], size).reshape(-1)
-    scale = NOISE_UNITS / secret.keys.shape[0] ** 0.5
-    return torch.round(total * scale * secret.last).to(torch.int32)
+    total = gaussian(inputs.keys[:1], size).reshape(-1)
+    for index in range(1, inputs.keys.shape[0]):
+        total = total + gaussian(inputs.keys[index : index + 1], size).reshape(-1)
+    scale = NOISE_UNITS / inputs.keys.shape[0] ** 0.5
+    return torch.round(total * scale * inputs.last).to(torch.int32)
 
 
-def mean_gradient(totals: Tensor, secret: GradientSecret, batch: int) -> Tensor:
+def mean_gradient(totals: Tensor, inputs: StepInputs, batch: int) -> Tensor:
     """The noised mean gradient (D,) of totals, int32 (D,). batch: E, the divisor whatever the sample's size."""
-    return totals.to(torch.float32) * (secret.sigma * secret.clip / (NOISE_UNITS * batch))
+    return totals.to(torch.float32) * (inputs.sigma * inputs.clip / (NOISE_UNITS * batch))

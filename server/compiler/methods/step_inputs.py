@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from server.compiler.methods.optimizers import Rates
-from server.compiler.methods.private_gradient import GradientSecret
 from server.compiler.model.layer_inputs import ABSENT
 from shared.privacy import NOISE_KEYS
 from shared.program_inputs import SEED_DTYPE, TOKEN_DTYPE
@@ -39,12 +37,12 @@ class StepInputs:
     seeds: Tensor = ABSENT  # int32 (q, 2), of the step's directions
     lr: Tensor = ABSENT  # [1]
     eps: Tensor = ABSENT  # [1]: perturbation scale
-    max_norm: Tensor = ABSENT  # [1]: upper bound of the mean gradient's norm
-    weight_decay: Tensor = ABSENT  # [1]
+    max_norm: Tensor = ABSENT  # [1]: upper bound of the mean gradient's norm; infinity: it is not clipped
+    weight_decay: Tensor = ABSENT  # [1]: decoupled from the gradient (AdamW, Loshchilov and Hutter, 2019)
     clip: Tensor = ABSENT  # [1]: largest contribution of one example, in a private step
     sigma: Tensor = ABSENT  # [1]: noise multiplier
-    last: Tensor = ABSENT  # [1]: 1 in the last call of a private step, else 0
-    keys: Tensor = ABSENT  # int32 (NOISE_KEYS, 2): secret keys of the step's noise
+    last: Tensor = ABSENT  # [1]: 1 in the last call of a private step, which adds the noise and moves B; else 0
+    keys: Tensor = ABSENT  # int32 (NOISE_KEYS, 2): secret keys of this step's noise alone
     carried: Tensor = ABSENT  # (q,) or int32 (D,): sum over the calls of the step before this one
 
     @classmethod
@@ -76,16 +74,6 @@ class StepInputs:
     def flat(self) -> tuple[Tensor, ...]:
         """Returns the inputs that are present, in the order in which a graph takes them."""
         return tuple(tensor for tensor in vars(self).values() if tensor is not ABSENT)
-
-    @property
-    def rates(self) -> Rates:
-        """The rates of an exact gradient's update."""
-        return Rates(self.lr, self.max_norm, self.weight_decay)
-
-    @property
-    def secret(self) -> GradientSecret:
-        """Returns the inputs of a private step with exact gradients besides its batch and its rates."""
-        return GradientSecret(self.clip, self.sigma, self.last, self.keys, self.carried)
 
     @property
     def columns(self) -> dict[str, Tensor]:

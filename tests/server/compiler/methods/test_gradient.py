@@ -7,7 +7,7 @@ from torch.nn.functional import kl_div
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.methods import estimators
-from server.compiler.methods.optimizers import OptimizedB, Rates, state_size
+from server.compiler.methods.optimizers import OptimizedB, state_size
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import Replay
 from server.compiler.model import vocabulary_head
@@ -187,7 +187,7 @@ def test_updates_are_those_of_torchs_optimizers(tiny, name, max_norm):
     expected = b.clone().requires_grad_()
     rule = make(expected)
     state.assign(b)
-    rates = Rates(one(0.1), one(max_norm), one(0.3 if name == "adamw" else 0.0))
+    rates = StepInputs(lr=one(0.1), max_norm=one(max_norm), weight_decay=one(0.3 if name == "adamw" else 0.0))
     for _ in range(STEPS):
         gradient = torch.randn(SIZE, generator=generator)
         expected.grad = gradient.clone()
@@ -203,7 +203,7 @@ def test_updates_are_those_of_torchs_optimizers(tiny, name, max_norm):
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_an_assigned_b_begins_the_optimizer_anew(tiny, optimizer):
     state = OptimizedB(tiny.recipe(estimator="gradient", optimizer=optimizer), SIZE)
-    rates = Rates(one(0.1), one(np.inf), one(0.0))
+    rates = StepInputs(lr=one(0.1), max_norm=one(np.inf), weight_decay=one(0.0))
     b, gradient = torch.ones(SIZE), torch.arange(SIZE, dtype=torch.float32)
     assert len(state.optimized) == state_size(optimizer, SIZE)
     state.assign(b)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.compiler.methods.private_gradient import BRANCHES, ExampleGradients, GradientSecret, noise_units
+from server.compiler.methods.private_gradient import BRANCHES, clipped_sum, noise_units
+from server.compiler.methods.step_inputs import StepInputs
 from shared.privacy import MARGIN, NOISE_KEYS, NOISE_UNITS, UNITS, gradient_contributions, gradient_noise
 from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference
@@ -100,10 +101,10 @@ def test_a_gradient_that_is_no_number_adds_no_more_than_any_other():
     rows = rng.standard_normal((6, 700)).astype(np.float32)
     rows[0, 3], rows[1, :5], rows[2] = np.nan, np.inf, 1e38
     rows[3], rows[4] = 1e-30, -np.inf
-    secret = GradientSecret(one(1e-3), one(SIGMA), one(0.0), torch.from_numpy(KEYS), torch.zeros(700))
+    inputs = StepInputs(clip=one(1e-3), sigma=one(SIGMA), last=one(0.0), keys=torch.from_numpy(KEYS))
     for index in range(6):
         part = torch.from_numpy(rows[[index]])
-        units = ExampleGradients((part[:, :300], part[:, 300:])).clipped_sum(secret).numpy().astype(np.int64)
+        units = clipped_sum((part[:, :300], part[:, 300:]), inputs).numpy().astype(np.int64)
         assert int(units @ units) <= (NOISE_UNITS / SIGMA) ** 2
         expected = gradient_contributions(rows[[index]], 1e-3, SIGMA)[0]
         assert np.abs(units - expected).max() <= 1
@@ -119,19 +120,19 @@ def test_a_gradient_that_is_no_number_adds_no_more_than_any_other():
 def test_a_wide_gradient_keeps_the_bound(width, spread, sigma, seed):
     rng = np.random.default_rng(seed)
     rows = (rng.standard_normal((2, width)) * 10.0 ** rng.uniform(-spread, spread, (2, width))).astype(np.float32)
-    secret = GradientSecret(one(0.01), one(sigma), one(0.0), torch.from_numpy(KEYS), torch.zeros(width))
+    inputs = StepInputs(clip=one(0.01), sigma=one(sigma), last=one(0.0), keys=torch.from_numpy(KEYS))
     for index in range(2):
-        units = ExampleGradients((torch.from_numpy(rows[[index]]),)).clipped_sum(secret).numpy().astype(np.int64)
+        units = clipped_sum((torch.from_numpy(rows[[index]]),), inputs).numpy().astype(np.int64)
         assert int(units @ units) <= (NOISE_UNITS / np.float32(sigma)) ** 2
     equal = torch.ones(1, width)  # of equal terms a float32 sum in one line would lose the most
-    units = ExampleGradients((equal,)).clipped_sum(secret).numpy().astype(np.int64)
+    units = clipped_sum((equal,), inputs).numpy().astype(np.int64)
     assert int(units @ units) <= (NOISE_UNITS / np.float32(sigma)) ** 2
 
 
 def test_the_noise_is_gaussian_of_the_stated_size():
     size = 200_000
-    secret = GradientSecret(one(1.0), one(1.0), one(1.0), torch.from_numpy(KEYS), torch.zeros(size))
-    noise = noise_units(secret, size).numpy().astype(np.float64)
+    inputs = StepInputs(clip=one(1.0), sigma=one(1.0), last=one(1.0), keys=torch.from_numpy(KEYS))
+    noise = noise_units(inputs, size).numpy().astype(np.float64)
     assert np.abs(noise - gradient_noise(KEYS, size)).max() <= 1
     z = noise / NOISE_UNITS
     error = 5 / np.sqrt(size)
