@@ -121,22 +121,16 @@ class AsynchronousTraining:
     def __init__(
         self, population: Population, executor: Executor, load_version: VersionLoader, on_progress: ProgressCallback
     ) -> None:
-        self._population, self._executor, self._load_version, self._on_progress = (
-            population,
-            executor,
-            load_version,
-            on_progress,
-        )
+        self._population, self._executor = population, executor
+        self._load_version, self._on_progress = load_version, on_progress
         self._server = algorithm_of(population.settings.cohort.algorithm).server
         self._handles: dict[int, tuple[LocalTask, Future[TrainingOutput]]] = {}  # trainings in progress
 
     def collect(self, number: int, previous: Arrivals) -> Arrivals:
         """Collects results until version `number` can be made. previous: the state after the last version."""
         settings = self._population.settings
-        arrivals, running = (
-            Arrivals(started_count=previous.started_count, clock=previous.clock),
-            list(previous.in_progress),
-        )
+        arrivals = Arrivals(started_count=previous.started_count, clock=previous.clock)
+        running = list(previous.in_progress)
         finished_devices = set[int]()
         for training in running:
             self._start_training(number, training)

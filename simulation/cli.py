@@ -20,15 +20,7 @@ from simulation.settings import SimulationSettings, read_settings
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-TABLE_COLUMNS = (
-    "round",
-    "counted",
-    "dropped",
-    "refused",
-    "accuracy",
-    "loss",
-    "devices",
-)  # columns of the terminal's table
+TABLE_COLUMNS = ("round", "counted", "dropped", "refused", "accuracy", "loss", "devices")  # of the terminal
 
 
 def simulate(

@@ -56,25 +56,16 @@ class ServingLayer(DecoderLayer):
         self.rows.add((self.index, target), x, y)
         return y
 
-    def _attention(
-        self,
-        x: Tensor,
-        query_input: Tensor,
-        b: Mapping[str, Tensor],
-        head_norms: tuple[Tensor, ...],
-        tables: AttentionTables,
-    ) -> Tensor:
-        q, k, v = self.heads(x, b, head_norms, tables, query_input)
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, tables: AttentionTables) -> Tensor:
+        """As `DecoderLayer.mix`, with the cache if there is one."""
         if self.cache is not None and self.shape.facts.convolves:
-            mixed = self._convolve_cached(self.cache[0], self.places, q, k * v, tables)
-        elif self.cache is not None and self.places is not None:
-            mixed = self._attend_cached(self.cache, self.places, q, k, v, tables)
-        else:
-            if self.cache is not None:
-                self.cache[0][..., : k.shape[1]] = k.permute(0, 2, 3, 1)
-                self.cache[1][:, :, : v.shape[1]] = v.permute(0, 2, 1, 3)
-            mixed = self.mix(q, k, v, tables)
-        return self._linear("o_proj", mixed, b)
+            return self._convolve_cached(self.cache[0], self.places, q, k * v, tables)
+        if self.cache is not None and self.places is not None:
+            return self._attend_cached(self.cache, self.places, q, k, v, tables)
+        if self.cache is not None:
+            self.cache[0][..., : k.shape[1]] = k.permute(0, 2, 3, 1)
+            self.cache[1][:, :, : v.shape[1]] = v.permute(0, 2, 1, 3)
+        return super().mix(q, k, v, tables)
 
     def _convolve_cached(
         self, cache: Tensor, places: Tensor | None, gate: Tensor, gated: Tensor, tables: AttentionTables

@@ -19,6 +19,7 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
+from server.web.openapi import BINARY, BYTES_CONTENT
 from shared.errors import BadRequest, MobizoError, TooLarge
 
 READ_BYTES = 64 << 10  # read at once; a connection holds no more of a body before its route reads it
@@ -29,11 +30,7 @@ _NOT_TEXT = ("\0", "\\u0000", "\\ud", "\\uD")
 # One string, also one without its end. Possessive, so that matching never goes back over a long body.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKET = re.compile(rb"[][{}]")
-BINARY = "application/octet-stream"
-# OpenAPI's description of a body of bytes.
-BYTES: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
-}
+BYTES: dict[str, Any] = {"requestBody": {"required": True} | BYTES_CONTENT}  # OpenAPI's description
 
 
 class UnsupportedMediaType(MobizoError):

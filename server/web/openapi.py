@@ -39,7 +39,7 @@ _HEADERS = {
     "429": {"Retry-After": _RETRY, "RateLimit": _text("the limit that was met")},
     "503": {"Retry-After": _RETRY},
 }
-_BYTES = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
+BYTES_CONTENT = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 _PROBLEM = {
     "type": "object",
     "title": "Problem",
@@ -136,8 +136,8 @@ FILE_PARAMETERS = {
 _FILE_HEADERS = {"ETag": _TAG, "Accept-Ranges": {"schema": {"const": "bytes"}}}
 _PART_HEADERS = {**_FILE_HEADERS, "Content-Range": {"schema": {"type": "string"}}}
 FILE: Responses = {
-    200: {"description": "the whole file", "headers": _FILE_HEADERS, **_BYTES},
-    206: {"description": "the range", "headers": _PART_HEADERS, **_BYTES},
+    200: {"description": "the whole file", "headers": _FILE_HEADERS, **BYTES_CONTENT},
+    206: {"description": "the range", "headers": _PART_HEADERS, **BYTES_CONTENT},
     304: {"description": "the client has it", "headers": {"ETag": _TAG}},
     307: {
         "description": "the file is at the Location for some minutes: fetch it there, without the token",

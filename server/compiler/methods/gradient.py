@@ -97,7 +97,7 @@ class GradientSuffix(Network):
         return totals, coefficients
 
     def example_gradients(self, first: Tensor, inputs: StepInputs) -> Iterator[list[Tensor]]:
-        """Yields the `gradients` of each micro-batch's examples; an example's loss is the mean of its answer tokens'."""
+        """Yields the `gradients` of each micro-batch's examples; its loss is the mean over its answer tokens."""
         weights = inputs.mask / torch.clamp(inputs.mask.sum(dim=1, keepdim=True), min=1.0)
         for part in replace(inputs, mask=weights).micro_batches(self.recipe, first):
             yield self.gradients(*part)[1]

@@ -175,7 +175,7 @@ class MixLayer(TailLayer):
         norm_count = len(vectors_of(facts, 1))
         q = heads[..., : facts.heads * facts.head_dim].view(1, -1, facts.heads, facts.head_dim)
         k, v = (cached.view(1, -1, facts.kv_heads, facts.head_dim) for cached in (keys, values))
-        tables = AttentionTables.of(facts, others[norm_count:], masked=False).with_mask(mask)
+        tables = replace(AttentionTables.of(facts, others[norm_count:], masked=False), mask=mask)
         return self.finish(
             hidden, self._linear("o_proj", self.mix(q, k, v, tables), b), b, self.norms(others[:norm_count])
         )

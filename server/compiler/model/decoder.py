@@ -331,7 +331,8 @@ class DecoderLayer(nn.Module):
         inputs, b = self.inputs(others)
         x = self.norm_at("input_norm", hidden, inputs.norms)
         query_input = self.norm_at("input_norm", picked, inputs.norms) if self.shape.picks else x
-        mixed = self._attention(x, query_input, b, inputs.head_norms, inputs.tables)
+        q, k, v = self.heads(x, b, inputs.head_norms, inputs.tables, query_input)
+        mixed = self._linear("o_proj", self.mix(q, k, v, inputs.tables), b)
         return self.finish(picked, mixed, b, inputs.norms)
 
     def inputs(self, others: Sequence[Tensor]) -> tuple[LayerInputs, Factors]:
@@ -402,17 +403,6 @@ class DecoderLayer(nn.Module):
             return torch.relu(x) - magnitude * upper_tail(magnitude)
         # 0.5 x (1 + tanh y) is x sigmoid(2 y)
         return x * torch.sigmoid((x * x * x * 0.044715 + x) * (2 * math.sqrt(2 / math.pi)))
-
-    def _attention(
-        self,
-        x: Tensor,
-        query_input: Tensor,
-        b: Mapping[str, Tensor],
-        head_norms: tuple[Tensor, ...],
-        tables: AttentionTables,
-    ) -> Tensor:
-        q, k, v = self.heads(x, b, head_norms, tables, query_input)
-        return self._linear("o_proj", self.mix(q, k, v, tables), b)
 
     def heads(
         self,

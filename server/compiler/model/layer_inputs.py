@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -56,10 +56,6 @@ class AttentionTables:
     def query_angles(self) -> tuple[Tensor, Tensor]:
         """The angles of the queries, cosines and sines; those of the keys if both have the same positions."""
         return (self.cos, self.sin) if self.query_cos is ABSENT else (self.query_cos, self.query_sin)
-
-    def with_mask(self, mask: Tensor) -> AttentionTables:
-        """Returns the tables with another mask."""
-        return replace(self, mask=mask)
 
 
 @dataclass(frozen=True)
