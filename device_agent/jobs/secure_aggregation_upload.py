@@ -120,13 +120,7 @@ def secure_aggregation_parameters(lease: Lease) -> SecureAggregationParameters:
         raise Untrusted("the masked round has no masking parameters")
     parameters, program = task.masking, lease.manifest.manifest
     start = None if lease.start is None else lease.start.manifest.sha256
-    masking_values = (
-        parameters.cohort,
-        parameters.round,
-        parameters.recipe_id,
-        parameters.size,
-        parameters.start_sha256,
-    )
-    if masking_values != (task.cohort, task.number, program.recipe_id, program.size, start):
+    values = (parameters.cohort, parameters.round, parameters.recipe_id, parameters.size, parameters.start_sha256)
+    if values != (task.cohort, task.number, program.recipe_id, program.size, start):
         raise Untrusted("the masking parameters differ from the job's round, program or start")
     return parameters

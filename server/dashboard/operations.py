@@ -90,11 +90,10 @@ def tokens(visitor: TokenMaker, session: Reading, paging: Paging) -> Response:
 
 def _tokens_page(visitor: Visitor, session: Session, paging: Paging, granted: TokenGrant | None = None) -> Response:
     """granted: a new token, which is shown this once."""
-    views, rows = TokenIssuingService(session, visitor.principal).page(paging)
     return visitor.page(
         "tokens.html",
         "Tokens",
-        listing=paging.page(views, rows.before),
+        listing=TokenIssuingService(session, visitor.principal).page(paging),
         granted=granted,
         offered=sorted(visitor.principal.scopes),
         max_days=MAX_DAYS,

@@ -10,14 +10,13 @@ from fastapi import Response
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now, view_of
-from server.database.paging import PageRequest, PageRows
 from server.identity.access_rules import needs
 from server.identity.devices.service import check_tokens
 from server.identity.tenants import UserService
 from server.identity.tokens import TOKEN_DAYS, Principal, Token, TokenService
 from server.web.idempotency import Once
 from server.web.openapi import raises
-from server.web.pages import Paging
+from server.web.pages import Pages, Paging
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
 from shared.access import Scope, TokenGrant, TokenRequest, TokenView, WhoAmI, default_scopes
@@ -49,7 +48,11 @@ class TokenIssuingService:
             scopes = default_scopes(request.role, self._maker.tenant) & self._maker.scopes
         else:
             scopes = frozenset(request.scopes)
-        self._check_reach(scopes)
+        if excess := scopes - self._maker.scopes:
+            raise Forbidden(
+                f"a token may do no more than its maker's, which lacks: {', '.join(sorted(excess))}",
+                missing=sorted(excess),
+            )
         days = TOKEN_DAYS if request.expires_in_days is None else request.expires_in_days
         lifetime = None if days == "never" else timedelta(days=days)
         if request.expires_in_days is not None and self._within_maker(lifetime) != lifetime:
@@ -72,17 +75,10 @@ class TokenIssuingService:
         """Revokes a token at once. Raises NotFound."""
         self._tokens.revoke(self._tokens.of_tenant(self._maker.tenant, token_id).id)
 
-    def page(self, request: PageRequest) -> tuple[list[TokenView], PageRows[Token]]:
+    def page(self, paging: Pages) -> Page[TokenView]:
         """Returns a page of the tenant's tokens, revoked and expired ones too, but not devices'; newest first."""
-        page_rows = self._tokens.page(self._maker.tenant, request)
-        return self._views(page_rows.rows), page_rows
-
-    def _check_reach(self, scopes: frozenset[Scope]) -> None:
-        if excess := scopes - self._maker.scopes:
-            raise Forbidden(
-                f"a token may do no more than its maker's, which lacks: {', '.join(sorted(excess))}",
-                missing=sorted(excess),
-            )
+        page_rows = self._tokens.page(self._maker.tenant, paging)
+        return paging.page(self._views(page_rows.rows), page_rows.before)
 
     def _within_maker(self, lifetime: timedelta | None) -> timedelta | None:
         """Returns a lifetime that ends with the maker's token at the latest; None: it never expires."""
@@ -108,8 +104,7 @@ def get_caller(principal: Annotated[Principal, needs(or_device=True)]) -> WhoAmI
 @router.get("/tokens")
 def list_tokens(principal: Maker, session: Reading, paging: Paging) -> Page[TokenView]:
     """The tokens of the tenant's users and services, newest first, including revoked and expired ones."""
-    views, page_rows = TokenIssuingService(session, principal).page(paging)
-    return paging.page(views, page_rows.before)
+    return TokenIssuingService(session, principal).page(paging)
 
 
 @router.post("/tokens", status_code=201, responses=raises(NotFound, Conflict, QuotaExceeded))
