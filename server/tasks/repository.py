@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import BigInteger, ForeignKey, Select, String, false, func, select, update
+from sqlalchemy import BigInteger, ForeignKey, String, false, func, select, update
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Table, UtcTime
@@ -95,13 +95,14 @@ class TaskRepository(Repository):
 
     def ensure(self, kind: str, subject: str) -> Task:
         """Returns the row of a task, locked, and inserts it if it does not exist."""
-        while (task := self._session.scalar(locked(_of(kind, subject)))) is None:
+        while (task := self._one(Task, Task.kind == kind, Task.subject == subject, lock=True)) is None:
             add_if_absent(self._session, Task, kind=kind, subject=subject, memory_bytes=0, attempts=0)
         return task
 
     def claimed(self, kind: str, subject: str, claim_id: str) -> Task | None:
         """Returns the task, locked, if this attempt still runs."""
-        return self._session.scalar(locked(_of(kind, subject).where(Task.claim_id == claim_id)))
+        claimed = Task.subject == subject, Task.claim_id == claim_id
+        return self._one(Task, Task.kind == kind, *claimed, lock=True)
 
     def lost(self, alive: Collection[str], *, lock: bool) -> Sequence[Task]:
         """Returns the tasks of workers that are not alive."""
@@ -138,7 +139,3 @@ class TaskRepository(Repository):
             largest=float("inf") if unlimited else max(machine.memory_bytes for machine in machines),
             reserved=any(each.claim_id is None for each in holding),
         )
-
-
-def _of(kind: str, subject: str) -> Select[Task]:
-    return select(Task).where(Task.kind == kind, Task.subject == subject)
