@@ -25,62 +25,44 @@ from shared.errors import MobizoError, Unavailable
 from shared.job import PRIVACY_LIMIT_REACHED, TASK_NOT_APPROVED, TOO_FEW_NEW_RECORDS
 
 
-class OwnerRefuses(MobizoError):
+class OwnerRefuses(MobizoError, code=MobizoError.code):
     """The owner of this device does not allow the job."""
 
 
-class TaskNotApproved(OwnerRefuses):
+class TaskNotApproved(OwnerRefuses, code=TASK_NOT_APPROVED):
     """The owner of this device has not approved the task for the data set."""
 
-    code, title = TASK_NOT_APPROVED, "Task not approved"
 
-
-class PrivacyLimitReached(OwnerRefuses):
+class PrivacyLimitReached(OwnerRefuses, code=PRIVACY_LIMIT_REACHED):
     """The job would exceed the privacy limit that the owner of this device set for the data set."""
 
-    code, title = PRIVACY_LIMIT_REACHED, "Privacy limit reached"
 
-
-class TooFewNewRecords(MobizoError):
+class TooFewNewRecords(MobizoError, code=TOO_FEW_NEW_RECORDS):
     """The data set has too few records that are new since the start of a job that repeats."""
-
-    code, title = TOO_FEW_NEW_RECORDS, "Too few new records"
 
 
 class NotEnrolled(MobizoError):
     """This device is not enrolled: run `mobizo-agent enroll --server URL --token TOKEN --name NAME`."""
 
-    code, title = "not-enrolled", "Not enrolled"
-
 
 class AlreadyRunning(MobizoError):
     """Another mobizo-agent uses this home directory; stop it, or choose another directory with --home."""
-
-    code, title = "already-running", "Already running"
 
 
 class NotRunning(MobizoError):
     """No agent runs in this home; start one with `mobizo-agent run`."""
 
-    code, title = "not-running", "Not running"
-
 
 class DoesNotFit(Unavailable):
     """The device has too little free disk or memory for this program right now."""
-
-    code, title = "does-not-fit", "Does not fit"
 
 
 class ProgramFileLost(Unavailable):
     """A file of the program was cut or cannot be read while it is in use; it is checked and downloaded again."""
 
-    code, title = "program-file-lost", "Program file lost"
-
 
 class TooLittleMemory(DoesNotFit):
     """The program needs more memory than is available."""
-
-    code, title = "too-little-memory", "Too little memory"
 
     def __init__(self, needed: int, available: int, floor: int) -> None:
         """Bytes: needed for weights and planned memory, available for training, and reserved by the owner's rules."""
@@ -92,28 +74,20 @@ class TooLittleMemory(DoesNotFit):
         self.needed, self.available = needed, available
 
 
-class PolicyForbids(Unavailable):
+class PolicyForbids(Unavailable, code="not-now"):
     """The rules do not allow training now; `mobizo-agent status` shows why."""
 
-    code, title = "not-now", "Not now"
 
-
-class NoRunner(MobizoError):
+class NoRunner(MobizoError, title="No native runner"):
     """The native runner is not installed; install the package mobizo-runner."""
 
-    code, title = "no-runner", "No native runner"
 
-
-class Diverged(MobizoError):
+class Diverged(MobizoError, title="Training diverged"):
     """Training diverged; lower lr."""
-
-    code, title = "diverged", "Training diverged"
 
 
 class RuntimeFailed(MobizoError):
     """The program could not be run on this device; see the agent's log for the runtime's messages."""
-
-    code, title = "runtime-failed", "Runtime failed"
 
     def __init__(self, detail: str | None = None, public: str | None = None) -> None:
         """detail: the message, which may quote a library. public: the message for the server; default: `detail`."""
@@ -123,8 +97,6 @@ class RuntimeFailed(MobizoError):
 
 class ExecutorEnded(RuntimeFailed, Unavailable):
     """The executor ended by itself or sent a malformed answer; see the agent's log for its last messages."""
-
-    code, title = "executor-ended", "Executor ended"
 
 
 class Stopped(Exception):

@@ -19,16 +19,12 @@ RENDER_SECONDS = 20.0  # limit for rendering in a subprocess, including its star
 Tools = Sequence[Mapping[str, Any]] | None
 
 
-class NoChatTemplate(BadRequest):
+class NoChatTemplate(BadRequest, status=422):
     """The base model has no chat template; use /v1/completions, which continues a prompt."""
 
-    status, code, title = 422, "no-chat-template", "No chat template"
 
-
-class InvalidConversation(BadRequest):
+class InvalidConversation(BadRequest, status=422):
     """The base model's chat template refuses these messages; the reason names the problem."""
-
-    status, code, title = 422, "invalid-conversation", "Invalid conversation"
 
 
 class ChatTemplate(StrictModel):

@@ -31,19 +31,15 @@ MAX_COMPILED = 16  # schemas that a vocabulary keeps
 _LIMITS = LLParserLimits(precompute_large_lexemes=False, verbose_errors=False)
 
 
-class InvalidSchema(BadRequest):
+class InvalidSchema(BadRequest, status=400):
     """A JSON schema that an answer has to satisfy cannot be compiled; the message names the field and the reason."""
-
-    status, code, title = 400, "invalid-schema", "Invalid schema"
 
     def __init__(self, reason: str, field: str = "response_format") -> None:
         super().__init__(f"{field}: {reason}", errors=[{"field": field, "message": reason}])
 
 
-class NoTokenAllowed(BadRequest):
+class NoTokenAllowed(BadRequest, status=422):
     """No token continues the JSON text, or finding one takes too long; choose a simpler schema for response_format."""
-
-    status, code, title = 422, "no-token-allowed", "No token allowed"
 
 
 def check_schema(schema: str, field: str) -> None:

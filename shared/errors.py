@@ -54,6 +54,7 @@ MobizoError
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 PROBLEM_TYPE = "urn:mobizo:problem:"
@@ -66,6 +67,16 @@ class MobizoError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal-error"
     title: ClassVar[str] = "Internal error"
+
+    def __init_subclass__(cls, status: int | None = None, code: str | None = None, title: str | None = None) -> None:
+        """The default code is the name in lower case with hyphens; the default title is the code in words.
+
+        Codes of the server are stable: docs/problems.md lists them.
+        """
+        if status is not None:
+            cls.status = status
+        cls.code = code or re.sub(r"\B(?=[A-Z])", "-", cls.__name__).lower()
+        cls.title = title or cls.code.replace("-", " ").capitalize()
 
     def __init__(self, detail: str | None = None, **extra: Any) -> None:
         """`detail`: what happened and what to do, in one or two sentences. The default is the class docstring.
@@ -89,298 +100,200 @@ class MobizoError(Exception):
         return document if instance is None else document | {"instance": instance}
 
 
-class BadRequest(MobizoError):
+class BadRequest(MobizoError, status=400):
     """The request is malformed; compare it with the API description at /docs."""
 
-    status, code, title = 400, "bad-request", "Bad request"
 
-
-class InvalidRequest(BadRequest):
+class InvalidRequest(BadRequest, status=422):
     """The request does not match the API description at /docs; correct the named fields."""
 
-    status, code, title = 422, "invalid-request", "Invalid request"
 
-
-class InvalidRecipe(BadRequest):
+class InvalidRecipe(BadRequest, status=422):
     """The recipe cannot be compiled; correct the named field."""
 
-    status, code, title = 422, "invalid-recipe", "Invalid recipe"
 
-
-class UnknownBase(BadRequest):
+class UnknownBase(BadRequest, status=404, title="Unknown base model"):
     """No base model with this name is registered; `mobizo-server base list` shows the registered ones."""
 
-    status, code, title = 404, "unknown-base", "Unknown base model"
 
-
-class UnreadableCheckpoint(BadRequest):
+class UnreadableCheckpoint(BadRequest, status=422):
     """The model files are damaged or incomplete; download them again."""
 
-    status, code, title = 422, "unreadable-checkpoint", "Unreadable checkpoint"
 
-
-class UnsupportedModel(BadRequest):
+class UnsupportedModel(BadRequest, status=422):
     """The compiler cannot map this architecture exactly; choose a supported one."""
 
-    status, code, title = 422, "unsupported-model", "Unsupported model"
 
-
-class ToolchainMissing(BadRequest):
+class ToolchainMissing(BadRequest, status=422):
     """This server does not have the tools that the recipe's backend needs; install them or choose another backend."""
 
-    status, code, title = 422, "toolchain-missing", "Toolchain missing"
 
-
-class InvalidTask(BadRequest):
+class InvalidTask(BadRequest, status=422):
     """The task's template or answers cannot be used; correct the named part."""
 
-    status, code, title = 422, "invalid-task", "Invalid task"
 
-
-class InvalidDataset(BadRequest):
+class InvalidDataset(BadRequest, status=422):
     """A data file contains an invalid line; correct the named line."""
 
-    status, code, title = 422, "invalid-dataset", "Invalid dataset"
 
-
-class InvalidUpload(BadRequest):
+class InvalidUpload(BadRequest, status=422):
     """The uploaded adapter does not fit its program; nothing was stored."""
-
-    status, code, title = 422, "invalid-upload", "Invalid upload"
 
 
 class InvalidTrajectory(InvalidUpload):
     """The trajectory is damaged or belongs to another run; nothing was stored."""
 
-    code, title = "invalid-trajectory", "Invalid trajectory"
-
 
 class TrajectoryMismatch(InvalidUpload):
     """Replaying the trajectory yields a different adapter than the uploaded one; send the adapter without it."""
-
-    code, title = "trajectory-mismatch", "Trajectory mismatch"
 
 
 class CohortMismatch(InvalidUpload):
     """The update was not trained with the cohort's base and frozen A; nothing was stored."""
 
-    code, title = "cohort-mismatch", "Cohort mismatch"
-
 
 class InvalidUpdate(InvalidUpload):
     """The round does not accept this update; nothing was stored."""
 
-    code, title = "invalid-update", "Invalid update"
 
-
-class StartMismatch(BadRequest):
+class StartMismatch(BadRequest, status=422):
     """The job cannot continue from this adapter version; use the recipe of that version."""
 
-    status, code, title = 422, "start-mismatch", "Start mismatch"
 
-
-class UnsupportedFormat(BadRequest):
+class UnsupportedFormat(BadRequest, status=422):
     """This adapter cannot be converted exactly to the requested format; choose another format."""
 
-    status, code, title = 422, "unsupported-format", "Unsupported format"
 
-
-class Unauthorized(MobizoError):
+class Unauthorized(MobizoError, status=401):
     """A valid token is required: send `Authorization: Bearer TOKEN`."""
-
-    status, code, title = 401, "unauthorized", "Unauthorized"
 
 
 class BadSignature(Unauthorized):
     """The signature does not match the request and this device's key; if the key was lost, enroll the device again."""
 
-    code, title = "bad-signature", "Bad signature"
-
 
 class ClockSkew(Unauthorized):
     """The signature's time differs too much from the server's clock; sign again with the server time given here."""
-
-    code, title = "clock-skew", "Clock skew"
 
 
 class DigestMismatch(BadRequest):
     """The body does not match its Content-Digest and was discarded; send it again."""
 
-    code, title = "digest-mismatch", "Digest mismatch"
 
-
-class Forbidden(MobizoError):
+class Forbidden(MobizoError, status=403):
     """This token does not have the required permission; ask the operator for a token that has it."""
-
-    status, code, title = 403, "forbidden", "Forbidden"
 
 
 class TenantSuspended(Forbidden):
     """The tenant is suspended, so its tokens are rejected; ask the operator of the server."""
 
-    code, title = "tenant-suspended", "Tenant suspended"
-
 
 class NotAMember(Forbidden):
     """The user has left the cohort; the update is discarded."""
 
-    code, title = "not-a-member", "Not a member"
 
-
-class NotFound(MobizoError):
+class NotFound(MobizoError, status=404):
     """The resource does not exist, or it belongs to another tenant."""
-
-    status, code, title = 404, "not-found", "Not found"
 
 
 class AdapterNotFound(NotFound):
     """The adapter does not exist, or it belongs to another tenant."""
 
-    code, title = "adapter-not-found", "Adapter not found"
-
 
 class CohortNotFound(NotFound):
     """The cohort does not exist, or it belongs to another tenant."""
-
-    code, title = "cohort-not-found", "Cohort not found"
 
 
 class RoundNotFound(NotFound):
     """The cohort has no round with this number."""
 
-    code, title = "round-not-found", "Round not found"
-
 
 class RevisionNotFound(NotFound):
     """The adapter does not have this version or revision."""
-
-    code, title = "revision-not-found", "Revision not found"
 
 
 class FileNotInAdapter(NotFound):
     """The version has no file with this name."""
 
-    code, title = "file-not-in-adapter", "File not in adapter"
 
-
-class Conflict(MobizoError):
+class Conflict(MobizoError, status=409):
     """The current state of the resource does not allow this; fetch the resource and try again."""
 
-    status, code, title = 409, "conflict", "Conflict"
 
-
-class BudgetExceeded(Conflict):
+class BudgetExceeded(Conflict, code="privacy-budget-exceeded"):
     """This would exceed the privacy budget; request a smaller epsilon, or raise the budget."""
 
-    code, title = "privacy-budget-exceeded", "Privacy budget exceeded"
 
-
-class DeviceNotBound(Conflict):
+class DeviceNotBound(Conflict, title="Device not bound to the user"):
     """The device does not train for this user; an operator binds the user to it with `mobizo device bind`."""
-
-    code, title = "device-not-bound", "Device not bound to the user"
 
 
 class QuotaExceeded(Conflict):
     """The tenant has as much as its quota allows; remove some, or ask the operator for a larger quota."""
 
-    code, title = "quota-exceeded", "Quota exceeded"
-
 
 class NotReplayable(Conflict):
     """The steps of this version cannot be reconstructed: it has no trajectory, or the trajectory was not verified."""
-
-    code, title = "not-replayable", "Not replayable"
 
 
 class VersionHeld(Conflict):
     """The adapter version waits for approval; approve it first."""
 
-    code, title = "version-held", "Version held"
-
 
 class StartDeleted(Conflict):
     """The adapter version that the job starts from was deleted; submit a job with another start."""
 
-    code, title = "start-deleted", "Start deleted"
 
-
-class LeftOutOfRound(Conflict):
+class LeftOutOfRound(Conflict, code="masking-out", title="Out of a masked round"):
     """The masked round continues without this device; the update is discarded."""
 
-    code, title = "masking-out", "Out of a masked round"
 
-
-class ReplayedRequest(Conflict):
+class ReplayedRequest(Conflict, code="replayed", title="ReplayedRequest request"):
     """The nonce of this request was used before; sign every attempt with a new nonce."""
 
-    code, title = "replayed", "ReplayedRequest request"
 
-
-class Gone(MobizoError):
+class Gone(MobizoError, status=410, code="lease-ended"):
     """The lease has ended and the job may be leased to another device; request a new lease."""
-
-    status, code, title = 410, "lease-ended", "Lease ended"
 
 
 class RoundClosed(Gone):
     """The round has ended; the update came too late."""
 
-    code, title = "round-closed", "Round closed"
 
-
-class TooSlow(MobizoError):
+class TooSlow(MobizoError, status=408, title="Request timeout"):
     """The body took too long to arrive; send it again, over a better connection."""
 
-    status, code, title = 408, "too-slow", "Request timeout"
 
-
-class TooLarge(MobizoError):
+class TooLarge(MobizoError, status=413, title="Body too large"):
     """The body exceeds the size limit of this route; send a smaller body."""
 
-    status, code, title = 413, "too-large", "Body too large"
 
-
-class TooManyRequests(MobizoError):
+class TooManyRequests(MobizoError, status=429):
     """The rate limit is exceeded; wait for the time given in Retry-After."""
 
-    status, code, title = 429, "too-many-requests", "Too many requests"
 
-
-class Untrusted(MobizoError):
+class Untrusted(MobizoError, status=422, title="Untrusted content"):
     """A signature or hash does not match: the file was modified, or it comes from another server."""
 
-    status, code, title = 422, "untrusted", "Untrusted content"
 
-
-class AMismatch(Untrusted):
+class AMismatch(Untrusted, title="Frozen A mismatch"):
     """The frozen A differs from the one that this adapter was trained with; nothing was converted."""
 
-    code, title = "a-mismatch", "Frozen A mismatch"
 
-
-class BaseMismatch(Untrusted):
+class BaseMismatch(Untrusted, title="Base model mismatch"):
     """The base model differs from the one that this adapter was trained on; use the base named in its manifest."""
 
-    code, title = "base-mismatch", "Base model mismatch"
 
-
-class Unavailable(MobizoError):
+class Unavailable(MobizoError, status=503):
     """The server cannot serve this right now; try again later."""
 
-    status, code, title = 503, "unavailable", "Unavailable"
 
-
-class CompileFailed(MobizoError):
+class CompileFailed(MobizoError, title="Compilation failed"):
     """The compiler stopped; the server's log has its output."""
 
-    status, code, title = 500, "compile-failed", "Compilation failed"
 
-
-class CompileTooLarge(CompileFailed):
+class CompileTooLarge(CompileFailed, title="Compilation too large"):
     """The compilation needs more memory than any worker machine may use; raise MOBIZO_COMPILE_BUDGET_BYTES."""
-
-    status, code, title = 500, "compile-too-large", "Compilation too large"
 
 
 def _tree(root: type[MobizoError]) -> dict[str, type[MobizoError]]:

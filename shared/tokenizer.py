@@ -16,16 +16,12 @@ SPACE = "\u2581"  # in the tokens of SentencePiece models
 TEXT_CHARACTERS = 16  # maximum characters of a text for each token of the context
 
 
-class TextTooLong(BadRequest):
+class TextTooLong(BadRequest, status=422):
     """A text has more tokens than can be read; shorten it, or send fewer at once."""
 
-    status, code, title = 422, "text-too-long", "Text too long"
 
-
-class UnknownToken(BadRequest):
+class UnknownToken(BadRequest, status=422):
     """The text has a token without a row in the base model's embedding table; remove that token from the text."""
-
-    status, code, title = 422, "unknown-token", "Unknown token"
 
 
 def read_tokenizer(content: bytes) -> Tokenizer:

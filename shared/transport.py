@@ -33,10 +33,8 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 
-class Unreachable(Unavailable):
+class Unreachable(Unavailable, title="Server unreachable"):
     """The server cannot be reached; check its address and that it runs."""
-
-    code, title = "unreachable", "Server unreachable"
 
 
 class Transport:

@@ -39,34 +39,24 @@ _NETWORK_SERIAL = re.compile(r"^\S+:\d+$")
 _NO_ROOM = "No space left on device"
 
 
-class AdbMissing(Unavailable):
+class AdbMissing(Unavailable, title="adb missing"):
     """adb is not installed on this machine: install it (Debian, Ubuntu: `apt install adb`) or set ANDROID_HOME."""
 
-    code, title = "adb-missing", "adb missing"
 
-
-class PhoneUnreachable(Unavailable):
+class PhoneUnreachable(Unavailable, code="phone-away"):
     """The phone is unreachable; check its cable and `adb devices`."""
-
-    code, title = "phone-away", "Phone away"
 
 
 class PhoneUnsuitable(Unavailable):
     """The phone's system cannot start the runner; use another phone."""
 
-    code, title = "phone-unsuitable", "Phone unsuitable"
-
 
 class PhoneFull(DoesNotFit):
     """The phone is out of storage; free some storage on it."""
 
-    code, title = "phone-full", "Phone full"
-
 
 class PhoneRefused(RuntimeFailed):
     """The phone refused a command."""
-
-    code, title = "phone-refused", "Phone refused"
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,8 @@ def check_directory(directory: Path) -> None:
         raise InvalidDataset(f"{directory} has no train.jsonl, which every data set needs")
 
 
-class DatasetRemoved(Unavailable):
+class DatasetRemoved(Unavailable, title="Data set removed"):
     """This device no longer has the data set."""
-
-    code, title = "dataset-removed", "Data set removed"
 
     def __init__(self, name: str) -> None:
         """name: the data set's."""

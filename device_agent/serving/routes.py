@@ -56,10 +56,8 @@ Result = TypeVar("Result")
 Body = TypeVar("Body", bound=BaseModel)
 
 
-class WrongMethod(BadRequest):
+class WrongMethod(BadRequest, status=405, code="method-not-allowed"):
     """This address takes another method: GET for models, POST for completions and feedback."""
-
-    status, code, title = 405, "method-not-allowed", "Method not allowed"
 
 
 class DeviceRoutes:

@@ -32,10 +32,8 @@ FORM = "application/x-www-form-urlencoded"
 MAX_FIELDS = 100
 
 
-class ForgedForm(Forbidden):
+class ForgedForm(Forbidden, title="Form not accepted"):
     """The form was not sent by a page of this session; reload the page and send it again."""
-
-    code, title = "forged-form", "Form not accepted"
 
 
 def _lookup(state: AppState, secret: str) -> tuple[Principal, str]:

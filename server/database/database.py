@@ -216,15 +216,15 @@ def _has_unread_input(connection: Any) -> bool:
     return bool(poll.poll(0))
 
 
-class DatabaseUnavailable(Unavailable):
+class DatabaseUnavailable(Unavailable, code=Unavailable.code):
     """The database is temporarily unavailable. Nothing was changed; try again later."""
 
 
-class Collision(Unavailable):
+class Collision(Unavailable, code=Unavailable.code):
     """Concurrent requests kept changing the same data. Nothing was changed; try again later."""
 
 
-class Unstorable(BadRequest):
+class Unstorable(BadRequest, code=BadRequest.code):
     """The request contains a character or a number that cannot be stored; remove it."""
 
 

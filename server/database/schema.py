@@ -57,10 +57,8 @@ def migrating(engine: Engine) -> Iterator[Config]:
             yield config
 
 
-class SchemaBehind(Unavailable):
+class SchemaBehind(Unavailable, title="Database not up to date"):
     """The database lacks migrations of this release; run `mobizo-server migrate` once, then start the servers."""
-
-    code, title = "schema-behind", "Database not up to date"
 
 
 @cache

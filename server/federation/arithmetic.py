@@ -26,8 +26,6 @@ from shared.zo.lora import dump_adapter, load_adapter
 class NoVersion(Conflict):
     """The updates of a round cannot be aggregated into a version."""
 
-    code, title = "no-version", "No version"
-
 
 @dataclass(frozen=True)
 class CountedUpdate:

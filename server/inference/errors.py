@@ -15,37 +15,25 @@ from __future__ import annotations
 from shared.errors import Unavailable
 
 
-class ScorerOff(Unavailable):
+class ScorerOff(Unavailable, title="Scoring is off"):
     """This server does not score or generate; its operator can set MOBIZO_SCORER."""
-
-    code, title = "scorer-off", "Scoring is off"
 
 
 class ScorerBusy(Unavailable):
     """Too many texts wait to be scored already; wait as long as Retry-After says."""
 
-    code, title = "scorer-busy", "Scorer busy"
-
 
 class ScorerStopped(Unavailable):
     """The scorer ended before it had answered; it is started again, so try again."""
-
-    code, title = "scorer-stopped", "Scorer stopped"
 
 
 class ScorerLate(Unavailable):
     """The scorer did not answer in time; try again later, or ask for less at once."""
 
-    code, title = "scorer-late", "Scorer late"
 
-
-class BaseNotServed(Unavailable):
+class BaseNotServed(Unavailable, title="Base model not served"):
     """The server cannot read this base model's files; the server's log has the reason for its operator."""
-
-    code, title = "base-not-served", "Base model not served"
 
 
 class ScorerFull(Unavailable):
     """This does not fit the scorer's memory; the operator can give it more."""
-
-    code, title = "scorer-full", "Scorer full"

@@ -36,8 +36,6 @@ router = Routes(tags=["server"])
 class NotReady(Unavailable):
     """The server is not ready; its log has the reason."""
 
-    code, title = "not-ready", "Not ready"
-
 
 def check_disk(state: AppState) -> None:
     """Raises Unavailable if less than the configured minimum of disk space is free."""

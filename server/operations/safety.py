@@ -23,10 +23,8 @@ GUESSED = frozenset(
 )
 
 
-class Unsafe(BadRequest):
+class Unsafe(BadRequest, title="Unsafe setting"):
     """These settings are unsafe; change them, or use --insecure-dev for development."""
-
-    code, title = "unsafe", "Unsafe setting"
 
 
 @dataclass(frozen=True)

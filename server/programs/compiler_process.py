@@ -32,7 +32,7 @@ CALIBRATION = "calibration.safetensors"
 RESULT = "manifest"
 
 
-class CompilerCrashed(CompileFailed):
+class CompilerCrashed(CompileFailed, code=CompileFailed.code, title=CompileFailed.title):
     """The compiler died without saying why; the server's log has its output."""
 
 

@@ -15,10 +15,8 @@ from server.storage.store import ArtifactStore
 from shared.errors import BadRequest
 
 
-class BadStorage(BadRequest):
+class BadStorage(BadRequest, title="Bad storage settings"):
     """The settings of the storage contradict each other."""
-
-    code, title = "bad-storage", "Bad storage settings"
 
 
 def open_artifacts(settings: Settings) -> ArtifactStore:

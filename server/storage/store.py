@@ -42,16 +42,12 @@ ONLY_ROW = 1  # number of the only row
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Damaged(Unavailable):
+class Damaged(Unavailable, code="damaged-file"):
     """A stored file is damaged; restore it from a backup."""
-
-    code, title = "damaged-file", "Damaged file"
 
 
 class StorageFull(Unavailable):
     """The server's disk is full; nothing was stored, try again later."""
-
-    code, title = "storage-full", "Storage full"
 
 
 @contextmanager
@@ -264,10 +260,8 @@ class FileRemoval(Table):
     begun_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
-class Collected(Unavailable):
+class Collected(Unavailable, code="file-collected"):
     """A file was removed before it was referenced; send it again."""
-
-    code, title = "file-collected", "File collected"
 
 
 def hold(session: Session, artifacts: ArtifactStore, sha256s: Collection[str]) -> None:

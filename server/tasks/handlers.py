@@ -32,7 +32,7 @@ class TaskRun:
     child_peak_bytes: Callable[[], int] = lambda: 0  # of the handler's child process; the worker reports it
 
 
-class Killed(CompileFailed):
+class Killed(CompileFailed, code=CompileFailed.code, title=CompileFailed.title):
     """The worker was killed in every attempt; is there enough memory?"""
 
 

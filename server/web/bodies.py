@@ -33,10 +33,8 @@ _BRACKET = re.compile(rb"[][{}]")
 BYTES: dict[str, Any] = {"requestBody": {"required": True} | BYTES_CONTENT}  # OpenAPI's description
 
 
-class UnsupportedMediaType(MobizoError):
+class UnsupportedMediaType(MobizoError, status=415):
     """This route takes another kind of body; send the Content-Type that /docs names, without Content-Encoding."""
-
-    status, code, title = 415, "unsupported-media-type", "Unsupported media type"
 
 
 def _finite(text: str) -> float:

@@ -61,10 +61,8 @@ def purge_records(session: Session, now: datetime) -> None:
     session.execute(delete(IdempotencyRecord).where(IdempotencyRecord.kept_until <= now))
 
 
-class KeyReused(BadRequest):
+class KeyReused(BadRequest, status=422, code="idempotency-key-reused"):
     """This Idempotency-Key was used for another request; use a new key for each new request."""
-
-    status, code, title = 422, "idempotency-key-reused", "Idempotency key reused"
 
 
 class AlreadyAnswered(Exception):

@@ -60,23 +60,19 @@ MAX_FIELD, MAX_MESSAGE = 200, 1_000  # characters of each
 _log = structlog.get_logger()
 
 
-class MethodNotAllowed(MobizoError):
+class MethodNotAllowed(MobizoError, status=405):
     """This address does not take that method; /docs lists those that it does."""
 
-    status, code, title = 405, "method-not-allowed", "Method not allowed"
 
-
-class RangeNotSatisfiable(MobizoError):
+class RangeNotSatisfiable(MobizoError, status=416):
     """The requested range lies beyond the file's end."""
-
-    status, code, title = 416, "range-not-satisfiable", "Range not satisfiable"
 
     def __init__(self, size: int) -> None:
         self.size = size
         super().__init__(f"the file has {size} bytes")
 
 
-class AmbiguousLength(BadRequest):
+class AmbiguousLength(BadRequest, code=BadRequest.code):
     """The request has Content-Length and Transfer-Encoding, which proxies and servers read differently; send one."""
 
 

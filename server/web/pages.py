@@ -24,8 +24,6 @@ _MAX_NUMBER = 2**63 - 1
 class InvalidCursor(BadRequest):
     """The cursor is not one that this list gave, or its filters are others; begin without it."""
 
-    code, title = "invalid-cursor", "Invalid cursor"
-
 
 def write_cursor(before: int, binding: bytes) -> str:
     """Returns the cursor of the page of a list that begins before a number."""

@@ -24,10 +24,8 @@ SECRET_PREFIX = "whsec_"  # noqa: S105  # the form of secrets, not one of them
 _NAT64 = IPv6Network("64:ff9b::/96")  # IPv6 addresses that lead to the IPv4 address in their last 32 bits
 
 
-class WebhookAddressRefused(BadRequest):
+class WebhookAddressRefused(BadRequest, status=422):
     """The URL leads to an address that webhooks may not reach; use https and a public address."""
-
-    status, code, title = 422, "webhook-address-refused", "Webhook address refused"
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,8 @@ from shared.errors import BadRequest
 from shared.openai.requests import ChatRequest, FunctionCall, ToolCall
 
 
-class ToolsNotSupported(BadRequest):
+class ToolsNotSupported(BadRequest, status=400):
     """The base model's chat template has no tools, or calls of an unknown format; leave the tools out."""
-
-    status, code, title = 400, "tools-not-supported", "Tools not supported"
 
 
 @dataclass(frozen=True)

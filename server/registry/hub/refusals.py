@@ -22,10 +22,8 @@ from shared.errors import (
 )
 
 
-class NotReleased(Forbidden):
+class NotReleased(Forbidden, title="No approved version"):
     """No version of this adapter is approved, so it has no `main`; approve one, or name a version."""
-
-    code, title = "not-released", "No approved version"
 
 
 MAX_CHARACTERS = 500
