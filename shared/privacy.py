@@ -21,7 +21,7 @@ import os
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from shared.entropy import Entropy, gaussian, rounded_gaussian
 from shared.errors import InvalidRecipe
@@ -51,27 +51,24 @@ MAX_GRADIENT = 2.0**50  # times C; larger elements are clamped, so that no squar
 class ExamplePrivacy(StrictModel):
     """Privacy of each example of a device's data against anyone who sees the run's B or its trajectory."""
 
-    clip: float = Field(
+    clip: FiniteFloat = Field(
         0.05,
         gt=0,
         le=1e3,
-        allow_inf_nan=False,
         description="C: the largest L2 norm of an example's q loss differences, nats (estimator replay), of its "
         "gradient in B (gradient), or of the gradient's q projections (directional). Its default is for replay; the "
         "others need a value",
     )
-    noise_multiplier: float | None = Field(
+    noise_multiplier: FiniteFloat | None = Field(
         None,
         ge=0.3,
         le=MAX_NOISE,
-        allow_inf_nan=False,
         description="sigma: standard deviation of the noise divided by C; null: computed from epsilon",
     )
-    epsilon: float | None = Field(
+    epsilon: FiniteFloat | None = Field(
         None,
         gt=0,
         le=100,
-        allow_inf_nan=False,
         description="largest epsilon of the run; null: determined by the noise multiplier",
     )
     delta: float = Field(DELTA, gt=0, lt=1)
@@ -116,17 +113,14 @@ def check_clip(privacy: ExamplePrivacy, estimator: str) -> None:
 class MemberPrivacy(StrictModel):
     """Privacy of each member's update against anyone who sees the cohort's versions. The server sees all updates."""
 
-    clip: float = Field(gt=0, le=1e6, allow_inf_nan=False, description="the L2 norm of a member's update")
-    noise_multiplier: float = Field(
+    clip: FiniteFloat = Field(gt=0, le=1e6, description="the L2 norm of a member's update")
+    noise_multiplier: FiniteFloat = Field(
         ge=0.3,
         le=1e3,
-        allow_inf_nan=False,
         description="standard deviation of the noise in the sum of updates, divided by clip",
     )
     delta: float = Field(DELTA, gt=0, lt=1)
-    epsilon: float | None = Field(
-        None, gt=0, le=1e3, allow_inf_nan=False, description="budget of all rounds together; null: no limit"
-    )
+    epsilon: FiniteFloat | None = Field(None, gt=0, le=1e3, description="budget of all rounds together; null: no limit")
 
 
 class PrivacySettings(StrictModel):
@@ -145,7 +139,7 @@ class PrivacySettings(StrictModel):
 class PrivacyBudget(StrictModel):
     """The privacy budget that an operator sets for a user's data, over all jobs."""
 
-    epsilon: float | None = Field(gt=0, le=1e3, allow_inf_nan=False, description="null: no limit")
+    epsilon: FiniteFloat | None = Field(gt=0, le=1e3, description="null: no limit")
     delta: float = Field(DELTA, gt=0, lt=1)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
 from shared.federation.cohort import CohortOrigin, RoundTask
@@ -133,9 +133,7 @@ class LeaseRequest(StrictModel):
     datasets: list[Annotated[str, Field(max_length=200)]] = Field(
         max_length=1000, description="names of the data sets on the device"
     )
-    wait_seconds: float = Field(
-        0, ge=0, le=30, allow_inf_nan=False, description="how long the server may hold the request"
-    )
+    wait_seconds: FiniteFloat = Field(0, ge=0, le=30, description="how long the server may hold the request")
     memory_bytes: int | None = Field(
         None,
         ge=0,
@@ -145,10 +143,9 @@ class LeaseRequest(StrictModel):
     capabilities: Capabilities | None = Field(
         None, description="capabilities of the device; null: not reported (agents of earlier releases)"
     )
-    lease_seconds: float | None = Field(
+    lease_seconds: FiniteFloat | None = Field(
         None,
         gt=0,
-        allow_inf_nan=False,
         description="requested lease duration without a heartbeat; the server caps it",
     )
 

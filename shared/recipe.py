@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import InvalidRecipe
@@ -78,7 +78,7 @@ class RequestedRecipe(StrictModel):
     """
 
     rank: int = Field(16, ge=1, le=256, description="LoRA rank r")
-    alpha: float = Field(32, gt=0, allow_inf_nan=False, description="LoRA alpha; the adapter's scale is alpha / rank")
+    alpha: FiniteFloat = Field(32, gt=0, description="LoRA alpha; the adapter's scale is alpha / rank")
     targets: tuple[Target, ...] = Field(("q_proj", "v_proj"), min_length=1, max_length=len(TARGETS))
     layers: Layers = Field(
         "all", description="adapted decoder layers: all, last:K, last:P% (at least one), or a list of indices from 0"

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from shared.canonical import canonical_json, sha256_hex
 from shared.federation.cohort import CohortOrigin
@@ -92,11 +92,10 @@ class ApprovalRule(StrictModel):
     """Which new versions are approved automatically. All others are held for a person's approval."""
 
     automatic: bool = Field(True, description="false: a person approves each version")
-    margin: float = Field(
+    margin: FiniteFloat = Field(
         0,
         ge=0,
         le=1,
-        allow_inf_nan=False,
         description="how far the score on the device may fall, or be below the device's baselines (0.01: one point)",
     )
     metric: Literal["loss"] | TextMetric = Field(
@@ -105,20 +104,18 @@ class ApprovalRule(StrictModel):
         description="by what a version that writes text is judged: its held-out loss per token must fall, or a score "
         "of its texts must not fall by more than the margin",
     )
-    max_increase: float = Field(
+    max_increase: FiniteFloat = Field(
         0.02,
         ge=0,
         le=1,
-        allow_inf_nan=False,
         exclude_if=lambda value: value == 0.02,
         description="share by which a version that learned from preferences may raise the loss per token of answers "
         "that people liked (0.02: two percent)",
     )
-    max_reference_increase: float | None = Field(
+    max_reference_increase: FiniteFloat | None = Field(
         0.05,
         ge=0,
         le=100,
-        allow_inf_nan=False,
         exclude_if=lambda value: value == 0.05,
         description="share by which a version may raise the loss of the reference texts, `reference_loss_change` of "
         "its result (0.05: five percent); null: by any share",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from shared.strict_model import StrictModel
 from shared.zo.trajectory import Evaluation
@@ -35,8 +35,8 @@ class Result(StrictModel):
 
     steps: int = Field(ge=0, description="steps trained")
     best_step: int = Field(ge=0, description="number of steps after which the uploaded B was taken")
-    train_seconds: float = Field(ge=0, allow_inf_nan=False)
-    seconds: float = Field(ge=0, allow_inf_nan=False)
+    train_seconds: FiniteFloat = Field(ge=0)
+    seconds: FiniteFloat = Field(ge=0)
     peak_rss_bytes: int = Field(ge=0, description="peak resident memory of the training process, bytes")
     train_examples: int | None = Field(
         None,
@@ -97,27 +97,24 @@ class Result(StrictModel):
     earlier_accuracy_after: float | None = Field(
         None, ge=0, le=1, exclude_if=lambda value: value is None, description="the same of the adapter"
     )
-    reference_loss_change: float | None = Field(
+    reference_loss_change: FiniteFloat | None = Field(
         None,
         ge=-1,
-        allow_inf_nan=False,
         exclude_if=lambda value: value is None,
         description="share by which the loss of public reference texts has changed from the run's start to the adapter "
         "(0.05: it rose by five percent); null: not measured, as in private runs and rounds of cohorts",
     )
-    token_loss_before: float | None = Field(
+    token_loss_before: FiniteFloat | None = Field(
         None,
-        allow_inf_nan=False,
         exclude_if=lambda value: value is None,
         description="of a task that writes text, before the first step: -log P of an answer token, nats, the mean over "
         "all answer tokens of the examples; its exponential is the perplexity",
     )
-    token_loss_after: float | None = Field(
-        None, allow_inf_nan=False, exclude_if=lambda value: value is None, description="the same of the adapter"
+    token_loss_after: FiniteFloat | None = Field(
+        None, exclude_if=lambda value: value is None, description="the same of the adapter"
     )
-    preference_margin: float | None = Field(
+    preference_margin: FiniteFloat | None = Field(
         None,
-        allow_inf_nan=False,
         exclude_if=lambda value: value is None,
         description="of a task of kind preference: mean over held-out records of how much more the log-probability of "
         "the preferred answer has risen than the other one's, nats. `tuned_accuracy` is then the share of records of "
@@ -132,7 +129,7 @@ class Result(StrictModel):
     written_after: TextScores | None = Field(
         None, exclude_if=lambda value: value is None, description="the same of the adapter"
     )
-    phase_seconds: dict[Phase, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
+    phase_seconds: dict[Phase, Annotated[FiniteFloat, Field(ge=0)]] | None = Field(
         None,
         max_length=len(get_args(Phase)),
         exclude_if=lambda value: value is None,

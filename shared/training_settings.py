@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from shared.recipe import DEFAULT_EPS, MAX_SEED, RequestedRecipe
 from shared.strict_model import StrictModel
@@ -18,13 +18,13 @@ class TrainingSettings(StrictModel):
     """Settings of a training run: step budget, learning rate, perturbation scale (Algorithm 1) and evaluations."""
 
     steps: int = Field(150, ge=1, le=1_000_000, description="T: step budget")
-    lr: float = Field(1e-2, gt=0, le=1e3, allow_inf_nan=False, description="eta: learning rate")
+    lr: FiniteFloat = Field(1e-2, gt=0, le=1e3, description="eta: learning rate")
     schedule: Schedule = Field(
         "constant", description="learning-rate schedule; the paper names none, so the default is constant"
     )
     warmup_steps: int = Field(0, ge=0, description="steps over which lr rises linearly from zero")
-    eps: float | None = Field(
-        None, gt=0, le=1e2, allow_inf_nan=False, description="perturbation scale; null: the default of the precision"
+    eps: FiniteFloat | None = Field(
+        None, gt=0, le=1e2, description="perturbation scale; null: the default of the precision"
     )
     seed: int = Field(0, ge=0, le=MAX_SEED, description="job seed; directions and example order are derived from it")
     evaluation_interval: int = Field(
@@ -41,84 +41,75 @@ class TrainingSettings(StrictModel):
     validation_limit: int | None = Field(200, ge=1, description="maximum validation examples; null: all")
     test_limit: int | None = Field(None, ge=1, description="maximum test examples; null: all")
     # Omitted when 0, so that documents signed before this field existed keep their bytes.
-    proximal: float = Field(
+    proximal: FiniteFloat = Field(
         0,
         ge=0,
         le=1e3,
-        allow_inf_nan=False,
         exclude_if=lambda value: value == 0,
         description="mu: strength of FedProx's proximal term, which pulls B towards its starting point; in a "
         "cohort, use `algorithm.mu` instead",
     )
 
     # Excluded at their defaults, so that the signatures of older jobs stay valid.
-    max_norm: float | None = Field(
+    max_norm: FiniteFloat | None = Field(
         None,
         gt=0,
         le=1e6,
-        allow_inf_nan=False,
         exclude_if=lambda value: value is None,
         description="upper bound of the mean gradient's L2 norm, with estimator gradient; null: no clipping",
     )
-    weight_decay: float = Field(
+    weight_decay: FiniteFloat = Field(
         0,
         ge=0,
         le=1e3,
-        allow_inf_nan=False,
         exclude_if=lambda value: value == 0,
         description="weight decay of B, decoupled from the gradient (AdamW), with estimator gradient",
     )
 
-    beta: float = Field(
+    beta: FiniteFloat = Field(
         0.1,
         gt=0,
         le=1e3,
-        allow_inf_nan=False,
         exclude_if=lambda value: value == 0.1,
         description="scale of the log-ratios with losses dpo and kto; a smaller one lets the adapter move further away "
         "from the model before training",
     )
-    desirable_weight: float = Field(
+    desirable_weight: FiniteFloat = Field(
         1,
         gt=0,
         le=1e3,
-        allow_inf_nan=False,
         exclude_if=lambda value: value == 1,
         description="weight of answers that people liked, with loss kto",
     )
-    undesirable_weight: float = Field(
+    undesirable_weight: FiniteFloat = Field(
         1,
         gt=0,
         le=1e3,
-        allow_inf_nan=False,
         exclude_if=lambda value: value == 1,
         description="weight of answers that people did not like, with loss kto",
     )
-    kl_weight: float = Field(
+    kl_weight: FiniteFloat = Field(
         0,
         ge=0,
         le=1e3,
-        allow_inf_nan=False,
         exclude_if=lambda value: value == 0,
         description="weight of the divergence KL(start || adapter) in the loss, at the answer tokens and over what the "
         "loss is over, the vocabulary or the candidates; start: the model before training. With estimators gradient "
         "and directional, losses full and candidates. A step then runs the adapted layers forward twice. 0: none",
     )
-    token_dropout: float = Field(
+    token_dropout: FiniteFloat = Field(
         0,
         ge=0,
         lt=1,
-        allow_inf_nan=False,
         exclude_if=lambda value: value == 0,
         description="share of a prompt's tokens that are left out of training, drawn anew at each visit of an example; "
         "the first token and the last 8 stay. A model that is trained on few records then learns from more of their "
         "words, and a step takes less time. Evaluations read whole prompts. 0: none",
     )
-    rehearsal: float = Field(
+    rehearsal: FiniteFloat = Field(
         DEFAULT_REHEARSAL,
         ge=0,
         lt=1,
-        allow_inf_nan=False,
         exclude_if=lambda value: value == DEFAULT_REHEARSAL,
         description="of a job with a start: the share of the examples that the device draws from records that it "
         "trained with the same task to make the start; the others are new. 0: all records are drawn alike. Private "

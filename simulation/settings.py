@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from shared.errors import BadRequest
 from shared.federation.cohort import CohortSettings
@@ -58,16 +58,13 @@ class DataSettings(StrictModel):
     partition: Partition = Field(
         "dirichlet", description="iid; dirichlet: label proportions differ by device; source: one source per device"
     )
-    alpha: float = Field(
+    alpha: FiniteFloat = Field(
         0.5,
         gt=0,
         le=1e6,
-        allow_inf_nan=False,
         description="dirichlet: concentration; small values: few labels per device",
     )
-    skew: float = Field(
-        0.0, ge=0, le=3, allow_inf_nan=False, description="sigma of the lognormal distribution of data sizes"
-    )
+    skew: FiniteFloat = Field(0.0, ge=0, le=3, description="sigma of the lognormal distribution of data sizes")
     per_device: int = Field(20, ge=4, le=100_000, description="maximum mean number of training examples per device")
     held_out: int = Field(8, ge=1, le=10_000, description="maximum number of evaluation examples per device")
     test: int = Field(200, ge=1, le=100_000, description="maximum number of test examples")
@@ -79,7 +76,7 @@ class FaultSettings(StrictModel):
     dropout: float = Field(0.0, ge=0, le=1, description="probability that a selected device does not answer")
     poisoned: float = Field(0.0, ge=0, le=1, description="share of devices that attack in every round")
     attack: Attack = "sign_flip"
-    strength: float = Field(10.0, gt=0, le=1e6, allow_inf_nan=False, description="scale of the attacks on numbers")
+    strength: FiniteFloat = Field(10.0, gt=0, le=1e6, description="scale of the attacks on numbers")
 
 
 class SimulationSettings(StrictModel):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import structlog
-from pydantic import BaseModel, Field, RootModel, StrictBool, StrictInt, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, RootModel, StrictBool, StrictInt, ValidationError
 
 from device_agent.durable import read_document, write_document
 from device_agent.memory import spare_bytes
@@ -47,7 +47,7 @@ CONSENTS = {
     "privacy_delta": "a number between 0 and 1, such as 1e-5",
 }
 Model = TypeVar("Model", bound=BaseModel)
-Epsilon = Annotated[float, Field(strict=True, ge=0, le=1e3, allow_inf_nan=False)]
+Epsilon = Annotated[FiniteFloat, Field(strict=True, ge=0, le=1e3)]
 _log = structlog.get_logger()
 KEPT_DAYS = 14
 
@@ -184,7 +184,7 @@ class PolicyEvaluator:
         return max((spare_bytes() if available is None else available) - (rules.memory_floor_bytes or 0), 0)
 
 
-class _Minutes(RootModel[dict[str, Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]]]):
+class _Minutes(RootModel[dict[str, Annotated[FiniteFloat, Field(strict=True, ge=0)]]]):
     """Minutes by date, YYYY-MM-DD."""
 
 

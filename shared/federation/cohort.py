@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters, SecureAggregationSettings
 from shared.job import NAME, RoundRef
@@ -33,14 +33,11 @@ class AlgorithmSettings(StrictModel):
     """The federated algorithm. `name` selects its device half and its server half."""
 
     name: AlgorithmName = Field("fedavg", description="fedbuff: asynchronous, updates of several versions in one round")
-    mu: float = Field(
-        0, ge=0, le=1e3, allow_inf_nan=False, description="FedProx: strength of the pull towards the round's start"
-    )
-    staleness_exponent: float = Field(
+    mu: FiniteFloat = Field(0, ge=0, le=1e3, description="FedProx: strength of the pull towards the round's start")
+    staleness_exponent: FiniteFloat = Field(
         0.5,
         ge=0,
         le=10,
-        allow_inf_nan=False,
         description="FedBuff: exponent a; an update s versions old has weight (1 + s)^-a",
     )
     buffer_size: int = Field(10, ge=1, le=1_000_000, description="FedBuff: K, number of updates per version")
@@ -55,8 +52,8 @@ class AggregatorSettings(StrictModel):
     """How a round's updates are aggregated."""
 
     name: AggregatorName = "mean"
-    clip_norm: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="updates with a larger Euclidean norm are scaled down to this norm"
+    clip_norm: FiniteFloat | None = Field(
+        None, gt=0, description="updates with a larger Euclidean norm are scaled down to this norm"
     )
     trim_share: float = Field(
         0.1, ge=0, lt=0.5, description="trimmed_mean: share of values removed at each end of every coordinate"
@@ -68,12 +65,10 @@ class OptimizerSettings(StrictModel):
     """How the aggregated update, taken as a gradient, changes the shared adapter (Reddi et al., 2021)."""
 
     name: OptimizerName = "sgd"
-    lr: float = Field(
-        1.0, gt=0, le=1e3, allow_inf_nan=False, description="learning rate; sgd with lr 1 applies the plain mean"
-    )
+    lr: FiniteFloat = Field(1.0, gt=0, le=1e3, description="learning rate; sgd with lr 1 applies the plain mean")
     beta1: float = Field(0.9, ge=0, lt=1, description="momentum, adam")
     beta2: float = Field(0.99, ge=0, lt=1, description="adam")
-    eps: float = Field(1e-3, gt=0, allow_inf_nan=False, description="adam: tau of the paper, its adaptivity")
+    eps: FiniteFloat = Field(1e-3, gt=0, description="adam: tau of the paper, its adaptivity")
 
 
 class CohortRecipe(RequestedRecipe):
@@ -106,12 +101,12 @@ class CohortSettings(StrictModel):
     most_examples: int = Field(
         1000, ge=1, le=2**31 - 1, description="cap on the number of examples that a device reports"
     )
-    norm_limit: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="updates with a larger Euclidean norm are rejected; null: no limit"
+    norm_limit: FiniteFloat | None = Field(
+        None, gt=0, description="updates with a larger Euclidean norm are rejected; null: no limit"
     )
     quorum: int = Field(2, ge=1, le=1_000_000, description="minimum number of updates for a new version")
-    deadline_seconds: float = Field(
-        24 * 3600.0, gt=0, le=MAX_DEADLINE, allow_inf_nan=False, description="maximum duration of a round, seconds"
+    deadline_seconds: FiniteFloat = Field(
+        24 * 3600.0, gt=0, le=MAX_DEADLINE, description="maximum duration of a round, seconds"
     )
     upload: UploadForm = Field("weights", description="what a device uploads: B, its trajectory, or its masked update")
     masking: SecureAggregationSettings | None = Field(

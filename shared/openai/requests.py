@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 from pydantic_core import from_json
 
 from shared.recipe import MAX_SEED
@@ -58,8 +58,8 @@ class _TextOptions(_RequestModel):
         min_length=1, max_length=200, description="an adapter, `NAME` or `NAME@REVISION`, or else a base model"
     )
     max_tokens: int | None = Field(None, ge=1, description=f"at most {MAX_NEW_TOKENS} are written")
-    temperature: float | None = Field(1, ge=0, le=2, allow_inf_nan=False)
-    top_p: float | None = Field(1, gt=0, le=1, allow_inf_nan=False)
+    temperature: FiniteFloat | None = Field(1, ge=0, le=2)
+    top_p: FiniteFloat | None = Field(1, gt=0, le=1)
     n: int | None = Field(1, ge=1, le=MAX_CHOICES, description="texts for each prompt")
     seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED, description="null: another one for each request")
     stop: Stop | Stops | None = Field(None, description="texts before which the answer ends")

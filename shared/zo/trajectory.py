@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from shared.durable import sync
 from shared.errors import Conflict
@@ -50,10 +50,9 @@ class TrajectoryHeader(StrictModel):
     size: int = Field(ge=1, description="D")
     start_sha256: Sha256 | None = Field(None, description="adapter file the run starts from; null: B = 0")
     # Omitted when null, so that trajectories of runs without a proximal term keep their bytes.
-    proximal: float | None = Field(
+    proximal: FiniteFloat | None = Field(
         None,
         gt=0,
-        allow_inf_nan=False,
         exclude_if=lambda value: value is None,
         description="mu of the proximal step towards the start after each step; null: none",
     )
@@ -81,15 +80,13 @@ class Evaluation(StrictModel):
     )
     correct: int = Field(ge=0)
     total: int = Field(ge=1)
-    loss: float = Field(
-        allow_inf_nan=False,
+    loss: FiniteFloat = Field(
         description="mean over examples of -log P(correct answer | prompt), nats (shared.zo.encoding)",
     )
     adapter: Literal["current", "best"] = "current"
     # Omitted when null, so that trajectories of other tasks keep their bytes.
-    margin: float | None = Field(
+    margin: FiniteFloat | None = Field(
         None,
-        allow_inf_nan=False,
         exclude_if=lambda value: value is None,
         description="of a task of kind preference: mean of how much more the log-probability of the preferred answer "
         "has risen than the other one's since the start, nats",

@@ -6,7 +6,7 @@ import hashlib
 import math
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from shared.canonical import canonical_json
 from shared.strict_model import StrictModel
@@ -27,11 +27,10 @@ class SecureAggregationSettings(StrictModel):
     )
     bits: Bits = Field(32, description="width of a masked number; 64 doubles the upload and is more precise")
     most_members: int = Field(256, ge=3, le=MAX_MEMBERS, description="maximum number of devices in a round")
-    phase_seconds: float = Field(
+    phase_seconds: FiniteFloat = Field(
         300,
         ge=1,
         le=86_400,
-        allow_inf_nan=False,
         description="time after which a device that does not answer is excluded, seconds",
     )
 
@@ -59,7 +58,7 @@ class SecureAggregationParameters(StrictModel):
     )
     recipe_id: str = Field(max_length=64)
     size: int = Field(ge=1, lt=2**31, description="D: elements of an update")
-    clip: float = Field(gt=0, le=1e30, allow_inf_nan=False, description="C: L2 norm that an update is scaled down to")
+    clip: FiniteFloat = Field(gt=0, le=1e30, description="C: L2 norm that an update is scaled down to")
     most_weight: int = Field(1, ge=1, lt=2**24, description="W: examples that one update may count for; 1: all equal")
     most_members: int = Field(ge=3, le=MAX_MEMBERS, description="N")
     minimum: int = Field(ge=3, le=MAX_MEMBERS, description="k")
