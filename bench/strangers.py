@@ -1,9 +1,9 @@
 """`bench strangers`: `mobizo quickstart` with its defaults on six files for which no setting was chosen.
 
 Each run is the command as a person types it, with a home of its own: a server and a device start, the program is
-compiled, and the adapter is trained. bench/data/strangers/README.md says where the files are from. `seconds`
-is the time of the whole command. `over_baseline` is the accuracy minus the one of a logistic regression on n-grams, in
-points; both are of the same test records.
+compiled, and the adapter is trained. bench/data/strangers/README.md says where the files are from. `base` is the
+file of --base, or the one of `make setup`; `seconds` is the time of the whole command. `over_baseline` is the accuracy
+minus the one of a logistic regression on n-grams, in points; both are of the same test records.
 """
 
 import json
@@ -12,9 +12,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -52,23 +51,32 @@ SETS = {
 }
 
 
-def strangers(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
+def strangers(
+    json_file: JsonFile = None,
+    quick: Quick = False,
+    only: Only = None,
+    keep: Keep = None,
+    base: Annotated[Path | None, typer.Option(help="GGUF file of another base.")] = None,
+) -> None:
     """Personalize with the defaults of `mobizo quickstart` on files for which no setting was chosen."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         directory = keep or Path(name)
         for part in select_parts(SETS, only):
-            rows.append(load_or_compute(directory / f"{part}.json", partial(_run, part, quick)))
+            rows.append(load_or_compute(directory / f"{part}.json", partial(_run, part, quick, base or model_file())))
     write(json_file, rows, {})
 
 
-def _run(part: str, quick: bool) -> Row:
+def _run(part: str, quick: bool, base: Path) -> Row:
     """Runs the command once, in a directory of its own."""
     file = SETS[part]
     with tempfile.TemporaryDirectory() as name:
-        path = _first_lines(file.path, Path(name)) if quick else file.path
+        path = file.path
+        if quick:  # in these files every record is one line
+            path = Path(name) / file.name
+            path.write_bytes(b"".join(file.path.read_bytes().splitlines(keepends=True)[:QUICK_LINES]))
         options = [f"--map={column}" for column in file.columns]
-        command = [BIN / "mobizo", "quickstart", "--base", model_file(), "--data", path, *options]
+        command = [BIN / "mobizo", "quickstart", "--base", base, "--data", path, *options]
         start = time.monotonic()
         process = subprocess.run(
             [*map(str, command), "--home", f"{name}/home", "--json"], stdout=subprocess.PIPE, text=True, check=False
@@ -78,7 +86,7 @@ def _run(part: str, quick: bool) -> Row:
         notes.print(f"{part}: quickstart ended with exit status {process.returncode}")
         raise typer.Exit(1)
     report = json.loads(process.stdout)
-    return {"set": part, "language": file.language, "classes": file.classes, **_row(report, seconds)}
+    return {"set": part, "base": base.stem, "language": file.language, "classes": file.classes, **_row(report, seconds)}
 
 
 def _row(report: dict[str, Any], seconds: float) -> Row:
@@ -106,11 +114,3 @@ def _row(report: dict[str, Any], seconds: float) -> Row:
         "over_baseline": 100 * (accuracy - baseline),
         **common,
     }
-
-
-def _first_lines(path: Path, directory: Path) -> Path:
-    """Copies the first lines of a file, in which every record is one line."""
-    with path.open("rb") as source:
-        lines = b"".join(islice(source, QUICK_LINES))
-    (directory / path.name).write_bytes(lines)
-    return directory / path.name

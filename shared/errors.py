@@ -248,7 +248,7 @@ class LeftOutOfRound(Conflict, code="masking-out", title="Out of a masked round"
     """The masked round continues without this device; the update is discarded."""
 
 
-class ReplayedRequest(Conflict, code="replayed", title="ReplayedRequest request"):
+class ReplayedRequest(Conflict, code="replayed", title="Replayed request"):
     """The nonce of this request was used before; sign every attempt with a new nonce."""
 
 

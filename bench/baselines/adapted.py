@@ -10,12 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
+from bench.programs import model_file
 from shared.recipe import Recipe
 from shared.zo.calibration import Calibration
 from shared.zo.lora import BaseShape, flat_size, frozen_a, lora_modules
 
 EXCLUDED = -1e9  # the logit of a padded choice
+
+
+def load_model() -> Any:
+    """Loads SmolLM2-135M as transformers' AutoModelForCausalLM, float32, in evaluation mode."""
+    path = model_file()
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype="float32").eval()
 
 
 class AdaptedModel:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench.baselines.pytorch_model import load_model
+from bench.baselines.adapted import load_model
 from bench.programs import (
     PRODUCTS,
     CompiledProgram,
@@ -132,13 +132,12 @@ class ContenderRunner:
         if contender.engine in ("program", "mezo-program"):
             program = self.program(contender)
             return (ProgramLearner if contender.engine == "program" else MezoProgram)(program), program.examples(split)
-        recipe, base = self.recipe(contender), str(model_file())
-        shape = inspect_base(base)
+        recipe, shape = self.recipe(contender), inspect_base(str(model_file()))
         train, examples = (self._sentences(contender, name) for name in ("train", split))
         calibration = (
             None if contender.calibration is None else read_calibration(self.calibration(contender.calibration))
         )
-        learner = torch_learner(contender.engine, load_model(base), recipe, shape, train, calibration)
+        learner = torch_learner(contender.engine, load_model(), recipe, shape, train, calibration)
         if recipe.frozen_layers(shape.layers):
             learner.cache_prefix()
         return learner, examples

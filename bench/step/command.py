@@ -1,4 +1,4 @@
-"""`bench step`: ratios of steps timed by turns, exact gradients (`reverse`, `precisions`), and `text`.
+"""`bench step`: ratios of steps timed by turns, exact gradients (`reverse`, `precisions`), `text` and its `shapes`.
 
 The ratios are of a MobiZO step on SmolLM2-135M against PyTorch eager, sequential MeZO and the floor, each timed in one
 run, by turns, so that a slower machine slows both sides; claims are medians of ratios. Sequences hold random tokens of
@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.baselines.adapted import AdaptedModel
+from bench.baselines.adapted import AdaptedModel, load_model
 from bench.baselines.mezo_program import SequentialMezo, emit_sequential
-from bench.baselines.pytorch_model import load_model
 from bench.baselines.steps import EagerMobizo
 from bench.programs import LR, CompiledProgram, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
 from bench.result import Claims, Measurement, notes
@@ -25,7 +24,7 @@ from bench.runner import Parts, command_of, ratio, time_by_turns
 from bench.step.floor import gemm_seconds
 from bench.step.precisions import precisions
 from bench.step.reverse import reverse
-from bench.step.text import text_steps
+from bench.step.text import LENGTHS, QUICK_LENGTHS, shapes, text_steps
 from shared.recipe import DEFAULT_EPS
 from shared.zo.noise import query_seeds
 
@@ -56,7 +55,7 @@ def against_eager(fp32: CompiledProgram, int8: CompiledProgram, rounds: int) -> 
     """Times the whole step at q = 4, E = 4, S = 64 in both precisions and in PyTorch eager."""
     notes.print("against eager")
     recipe, shape = fp32.recipe, fp32.manifest.shape
-    model = EagerMobizo(AdaptedModel(load_model(str(model_file())), recipe, shape), recipe.paths)
+    model = EagerMobizo(AdaptedModel(load_model(), recipe, shape), recipe.paths)
 
     def eager(number: int) -> np.ndarray:
         batch = random_batch(recipe, shape.vocabulary, recipe.sequence_length, number)
@@ -144,6 +143,7 @@ PARTS: Parts = {
     "precisions": precisions,
     "reverse": lambda quick: reverse(QUICK_ROUNDS if quick else REVERSE_ROUNDS),
     "text": lambda quick: text_steps(QUICK_ROUNDS if quick else ROUNDS),
+    "shapes": lambda quick: shapes(QUICK_ROUNDS if quick else ROUNDS, QUICK_LENGTHS if quick else LENGTHS),
 }
 step = command_of(
     PARTS, "Time steps against PyTorch eager, sequential MeZO and parts of a step; a reverse pass; and texts."

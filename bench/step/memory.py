@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.baselines.pytorch_model import load_model
+from bench.baselines.adapted import load_model
 from bench.baselines.steps import FirstOrder
 from bench.programs import LR, CompiledProgram, compile_cold, model_file, random_batch, reopen, smollm2_recipe
 from bench.result import Claims, notes
@@ -82,9 +82,8 @@ def train_and_score(program: CompiledProgram) -> None:
 
 def train_first_order(recipe: Recipe, *, checkpointing: bool) -> None:
     """Runs steps of first order on random tokens in this process, whose peak memory counts from the loaded model on."""
-    source = str(model_file())
-    shape = inspect_base(source)
-    learner = FirstOrder(load_model(source), recipe, shape, checkpointing=checkpointing)
+    shape = inspect_base(str(model_file()))
+    learner = FirstOrder(load_model(), recipe, shape, checkpointing=checkpointing)
     _reset_peak()
     for number in range(STEPS):
         learner.step(random_batch(recipe, shape.vocabulary, recipe.sequence_length, number), LR)

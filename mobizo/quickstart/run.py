@@ -42,8 +42,8 @@ MAX_LENGTH = 512  # tokens of a record that are read; longer ones take too long 
 BATCH = 8
 TEXT_LENGTH = 96  # of a piece of a document
 MIN_STEPS, MAX_STEPS = 10, 1_000  # with --minutes
-# Without it: about three passes over the records, with a quarter of the tokens missing at each visit. Validation accuracy of
-# ten classes was highest there.
+# Without it: about three passes over the records, with a quarter of the tokens missing at each visit. The validation
+# accuracy of ten classes was highest there.
 STEPS, MAX_DEFAULT_STEPS = 80, 240
 PASSES, TRAINING_SHARE = 3, 0.8
 TOKEN_DROPOUT = 0.25
