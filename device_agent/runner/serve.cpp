@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <fstream>
@@ -24,9 +23,9 @@ namespace {
 constexpr const char *USAGE_METHOD = "$usage"; // answers the memory and the load time of this process
 constexpr int ABORTED = 1;                     // exit status
 constexpr int LARGE_BLOCK = 128 << 10;         // bytes
-constexpr auto WATCH_INTERVAL = std::chrono::milliseconds(50);
 
 std::atomic<bool> calling{false};   // the main thread loads or runs a method, so it does not see the input end
+std::atomic<bool> gone{false};      // the client closed its end
 std::atomic<bool> answering{false}; // a part of an answer may have been written
 
 // Sets a flag for as long as the object lives.
@@ -45,12 +44,25 @@ void watch_client() {
     pollfd input{0, POLLRDHUP, 0};
     while (poll(&input, 1, -1) <= 0) { // interrupted
     }
-    while (!calling) {
-      std::this_thread::sleep_for(WATCH_INTERVAL);
+    gone = true;
+    if (calling) {
+      _exit(ABORTED);
     }
-    _exit(ABORTED);
   }).detach();
 }
+
+// A call, which does not begin for a client that went away.
+class Call {
+public:
+  Call() {
+    if (gone) {
+      _exit(ABORTED);
+    }
+  }
+
+private:
+  const Setting set_{calling}; // before the client is looked for: either this thread or the other one sees that it went
+};
 
 // SIGBUS: a page of a mapped file cannot be read, because the file was truncated or the disk fails.
 void answer_lost_page(int) {
@@ -125,7 +137,7 @@ bool serve(const ServeOptions &options) {
   Connection connection(stdin, stdout);
   std::unique_ptr<Program> program;
   try {
-    const Setting set(calling);
+    const Call call;
     program = std::make_unique<Program>(options.program, options.weights, options.packed, options.resident);
   } catch (...) {
     answer_exception(connection);
@@ -145,7 +157,7 @@ bool serve(const ServeOptions &options) {
     }
     std::vector<Tensor> outputs;
     try {
-      const Setting set(calling);
+      const Call call;
       outputs = request->method == USAGE_METHOD ? std::vector<Tensor>{usage(*program)}
                                                 : program->call(request->method, request->inputs);
     } catch (...) {

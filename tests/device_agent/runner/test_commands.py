@@ -191,7 +191,7 @@ def connected(kind):
     return ours, theirs
 
 
-@pytest.mark.parametrize("steps", [0, 40])  # 40: more than a runner computes while it notices that its client is gone
+@pytest.mark.parametrize("steps", [0, 40])  # 40: more than a runner computes until its client has gone
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 def test_the_runner_exits_when_its_client_goes_away(serve, step_inputs, kind, steps):
     """With 1 during a call and normally between calls."""
