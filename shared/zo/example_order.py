@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shared.zo.noise import permutation
 
-WINDOW = 8  # batches; more take a few percent off the time of a step
+WINDOW = 8  # batches; with 16 the longest prompts of batches are 2 to 6 % shorter
 
 
 def alternating(seed: int, epoch: int, answers: Sequence[int]) -> list[int]:
