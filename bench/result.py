@@ -15,6 +15,7 @@ Row = dict[str, Any]
 Claims = dict[str, float]
 Measurement = tuple[list[Row], Claims]
 
+INSTRUCTIONS = {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "asimddp", "i8mm"}  # that decide how fast int8 is
 notes = Console(stderr=True, highlight=False)  # progress messages
 
 
@@ -34,9 +35,11 @@ class Result(StrictModel):
 def machine() -> dict[str, Any]:
     """Describes the machine that runs this process."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), platform.machine())
+    described = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = described.get("flags", described.get("Features", "")).split()
     return {
-        "cpu": model,
+        "cpu": described.get("model name", platform.machine()),
+        "instructions": sorted(INSTRUCTIONS.intersection(flags)),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": platform.platform(terse=True),

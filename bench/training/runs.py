@@ -17,7 +17,7 @@ from bench.result import notes
 from bench.runner import load_or_compute
 from bench.training.learners import Engine, Learner
 from device_agent.errors import Diverged
-from device_agent.training.data import BatchSampler
+from device_agent.training.batch_sampler import BatchSampler
 from shared.canonical import canonical_json, sha256_hex
 from shared.recipe import Precision, RecipeSettings
 from shared.training_settings import TrainingSettings

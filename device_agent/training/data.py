@@ -1,15 +1,9 @@
-"""Reads the device's data, a directory of JSONL files, into splits for training and measurement, and samples batches.
+"""Reads the device's data, a directory of JSONL files, into splits for training and measurement.
 
 The data never leaves the device. A record that does not fit the task is left out. Whether a job fails depends on the
 number of records, and on noised counts of those that fit the task (`count_noise`), so that no single record's content
 decides it. A split of which nothing fits has a blank example instead, and trains nothing. A record of a task of kind
 `text` becomes several examples, which stay in one split.
-
-A step's batch depends only on job seed and step number, so resumed runs see the same batches. The epochs' orders are
-laid end to end and cut into batches of E; the epoch's short last batch is filled from the next epoch, so every step has
-E examples. Within an epoch the right answers alternate in proportion to their counts: a batch of one answer only would
-move the model's overall preference, which is noise in every direction it steps in. A run that rehearses has two such
-orders, one of the new examples and one of those of earlier runs, of which the settings' share of all visits is taken.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +28,6 @@ from shared.recipe import Recipe
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 from shared.zo.encoding import JSON, Example, Row, check_task, token_ids
-from shared.zo.example_order import alternating, grouped_by_length
 from shared.zo.noise import permutation
 from shared.zo.packing import scoring_plan
 from shared.zo.writing import PLAIN_FORMAT, Encoder, TextFormat
@@ -342,74 +335,3 @@ def sample(examples: Sequence[T], limit: int | None) -> Sequence[T]:
     if limit is None or len(examples) <= limit:
         return examples
     return [examples[index] for index in permutation(SPLIT_SEED, SAMPLE_EPOCH, len(examples))[:limit]]
-
-
-@dataclass(frozen=True)
-class BatchSampler:
-    """The order in which a run visits training examples, `batch` a step.
-
-    answers, lengths: each one's right answer or group, and its tokens. rehearsed: examples at the end, of which a
-    `share` of all visits are. They and the others have epochs of their own.
-    """
-
-    seed: int
-    answers: tuple[int, ...]
-    lengths: tuple[int, ...]
-    batch: int
-    rehearsed: int = 0
-    share: float = 0.0
-
-    @classmethod
-    def of(
-        cls, examples: Sequence[Example], seed: int, batch: int, rehearsed: int = 0, share: float = 0.0
-    ) -> BatchSampler:
-        """Returns the order of these examples. Their lengths are those of prompts: a loss is a mean over all answer
-        tokens of a batch, so that batches of short answers would give their tokens more weight.
-        """
-        groups, lengths = (each.group for each in examples), (len(each.rows[0].prompt) for each in examples)
-        return cls(seed, tuple(groups), tuple(lengths), batch, rehearsed, share)
-
-    @cached_property
-    def _orders(self) -> tuple[_Order, _Order]:
-        new = len(self.answers) - self.rehearsed
-        return (
-            _Order(self.seed, self.answers[:new], self.lengths[:new], self.batch),
-            _Order(self.seed, self.answers[new:], self.lengths[new:], self.batch),
-        )
-
-    def indices(self, step: int) -> list[int]:
-        """The E example indices of one 0-based step."""
-        return [self._index(position) for position in range(step * self.batch, (step + 1) * self.batch)]
-
-    def _index(self, position: int) -> int:
-        new, rehearsed = self._orders
-        if not self.rehearsed:
-            return new.index(position)
-        before = int(position * self.share)  # rehearsed visits
-        if int((position + 1) * self.share) > before:
-            return len(new.answers) + rehearsed.index(before)
-        return new.index(position - before)
-
-
-@dataclass(frozen=True)
-class _Order:
-    """The order in which examples with these right answers and lengths are visited, epoch by epoch."""
-
-    seed: int
-    answers: tuple[int, ...]
-    lengths: tuple[int, ...]
-    batch: int
-    _epochs: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def index(self, position: int) -> int:
-        """Returns the example at a position, counted from 0 through all epochs."""
-        return self._epoch(position // len(self.answers))[position % len(self.answers)]
-
-    def _epoch(self, epoch: int) -> list[int]:
-        """Returns the order of one epoch. The last two are kept: a batch may end in the epoch after its own."""
-        if epoch not in self._epochs:
-            if len(self._epochs) == 2:
-                del self._epochs[next(iter(self._epochs))]
-            order = alternating(self.seed, epoch, self.answers)
-            self._epochs[epoch] = grouped_by_length(order, self.answers, self.lengths, self.batch, self.seed, epoch)
-        return self._epochs[epoch]

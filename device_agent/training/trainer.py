@@ -24,7 +24,8 @@ from device_agent.errors import Diverged, Stopped
 from device_agent.executors import F32, I32, Arrays
 from device_agent.executors.program import PrivateGradientInput, PrivateStepInput, TrainingProgram
 from device_agent.training.baseline import Baseline, measure_baseline
-from device_agent.training.data import BatchSampler, Splits
+from device_agent.training.batch_sampler import BatchSampler
+from device_agent.training.data import Splits
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import SplitMetrics, log_probabilities, split_metrics
 from device_agent.training.prefix import PrefixCache, UpcomingTexts, prefix_cache, split_prefix

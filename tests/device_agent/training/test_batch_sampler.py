@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.training.data import BatchSampler
+from device_agent.training.batch_sampler import BatchSampler
 from shared.zo.example_order import alternating, grouped_by_length
 
 ANSWERS = (0, 1) * 25

@@ -5,7 +5,7 @@ import pytest
 
 from device_agent.errors import Diverged
 from device_agent.executors.program import Rates
-from device_agent.training.data import BatchSampler
+from device_agent.training.batch_sampler import BatchSampler
 from device_agent.training.prefix import prefix_cache
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.token_dropout import drop_tokens

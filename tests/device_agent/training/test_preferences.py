@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from device_agent.training.data import BatchSampler, read_splits
+from device_agent.training.batch_sampler import BatchSampler
+from device_agent.training.data import read_splits
 from device_agent.training.run_directory import RunDirectory
 from shared.task import Task
 from shared.training_settings import TrainingSettings

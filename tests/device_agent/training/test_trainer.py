@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_agent.errors import Diverged, Stopped
-from device_agent.training.data import BatchSampler
+from device_agent.training.batch_sampler import BatchSampler
 from device_agent.training.evaluation import log_probabilities, split_metrics
 from device_agent.training.prefix import STRIDE
 from shared.recipe import DEFAULT_EPS

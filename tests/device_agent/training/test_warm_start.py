@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.start_choice import WHY
-from device_agent.training.data import BatchSampler
+from device_agent.training.batch_sampler import BatchSampler
 from shared.errors import StartDeleted
 from shared.job import JobStart
 from shared.registry import SignedAdapter
