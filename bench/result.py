@@ -15,7 +15,6 @@ Row = dict[str, Any]
 Claims = dict[str, float]
 Measurement = tuple[list[Row], Claims]
 
-INSTRUCTIONS = {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "asimddp", "i8mm"}  # that decide how fast int8 is
 notes = Console(stderr=True, highlight=False)  # progress messages
 
 
@@ -33,13 +32,13 @@ class Result(StrictModel):
 
 
 def machine() -> dict[str, Any]:
-    """Describes the machine that runs this process."""
+    """Describes the machine that runs this process. `instructions` are those that decide how fast int8 is."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     described = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = described.get("flags", described.get("Features", "")).split()
     return {
         "cpu": described.get("model name", platform.machine()),
-        "instructions": sorted(INSTRUCTIONS.intersection(flags)),
+        "instructions": sorted({"avx2", "avx_vnni", "avx512f", "avx512_vnni", "asimddp", "i8mm"}.intersection(flags)),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": platform.platform(terse=True),
