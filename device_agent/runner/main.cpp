@@ -1,10 +1,12 @@
 // mobizo-runner: the commands (docs/runner.md).
 #include "serve.hpp"
 
+#include <getopt.h>
+
 #include <csignal>
 #include <cstdio>
+#include <exception>
 #include <map>
-#include <stdexcept>
 #include <string>
 
 namespace {
@@ -15,64 +17,45 @@ constexpr int PROTOCOL = 1;          // version of the protocol of `serve`
 constexpr const char *HELP = "mobizo-runner version\n"
                              "mobizo-runner serve --program P.pte --weights W.ptd [--packed FILE] [--resident]\n";
 
-struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+int refuse(const std::string &why) {
+  std::fprintf(stderr, "mobizo-runner: %s\n%s", why.c_str(), HELP);
+  return USAGE;
+}
 
-class Arguments {
-public:
-  Arguments(int count, char **arguments) {
-    for (int at = 1; at < count; ++at) {
-      const std::string word = arguments[at];
-      if (word.rfind("--", 0) != 0) {
-        if (!command.empty()) {
-          throw UsageError("unexpected argument " + word);
-        }
-        command = word;
-      } else if (word == "--resident") {
-        options_[word] = word;
-      } else if (word != "--program" && word != "--weights" && word != "--packed") {
-        throw UsageError("unknown option " + word);
-      } else if (++at == count) {
-        throw UsageError("option " + word + " needs a value");
-      } else {
-        options_[word] = arguments[at];
-      }
+int run(int count, char **arguments) {
+  if (count < 2) {
+    return refuse("a command is missing");
+  }
+  const std::string command = arguments[1];
+  const option options[] = {{"program", required_argument, nullptr, 'p'},
+                            {"weights", required_argument, nullptr, 'w'},
+                            {"packed", required_argument, nullptr, 'k'},
+                            {"resident", no_argument, nullptr, 'r'},
+                            {}};
+  std::map<int, std::string> values; // by the options' letters
+  optind = 2;                        // after the command
+  for (int found; (found = getopt_long(count, arguments, "", options, nullptr)) != -1;) {
+    if (found == '?') { // getopt_long has named the fault
+      std::fputs(HELP, stderr);
+      return USAGE;
     }
+    values[found] = optarg == nullptr ? "" : optarg;
   }
-
-  // Returns an option's value, or an empty text.
-  std::string optional(const std::string &name) const {
-    const auto option = options_.find(name);
-    return option == options_.end() ? "" : option->second;
+  if (optind < count) {
+    return refuse("unexpected argument " + std::string(arguments[optind]));
   }
-
-  std::string required(const std::string &name) const {
-    if (optional(name).empty()) {
-      throw UsageError("option " + name + " is missing");
-    }
-    return optional(name);
-  }
-
-  std::string command;
-
-private:
-  std::map<std::string, std::string> options_;
-};
-
-int run(const Arguments &arguments) {
-  if (arguments.command == "version") {
+  if (command == "version") {
     std::printf("{\"version\": \"%s\", \"executorch\": \"%s\", \"protocol\": %d}\n", MOBIZO_VERSION, EXECUTORCH_BUILD,
                 PROTOCOL);
     return 0;
   }
-  if (arguments.command == "serve") {
-    const bool completed =
-        mobizo::serve({arguments.required("--program"), arguments.required("--weights"),
-                       arguments.optional("--packed"), !arguments.optional("--resident").empty()});
-    return completed ? 0 : FAILED;
+  if (command != "serve") {
+    return refuse("unknown command " + command);
   }
-  throw UsageError(arguments.command.empty() ? "a command is missing" : "unknown command " + arguments.command);
+  if (values['p'].empty() || values['w'].empty()) {
+    return refuse("serve needs --program and --weights");
+  }
+  return mobizo::serve(values['p'], values['w'], values['k'], values.count('r') != 0) ? 0 : FAILED;
 }
 
 } // namespace
@@ -80,10 +63,7 @@ int run(const Arguments &arguments) {
 int main(int count, char **arguments) {
   std::signal(SIGPIPE, SIG_IGN);
   try {
-    return run(Arguments(count, arguments));
-  } catch (const UsageError &error) {
-    std::fprintf(stderr, "mobizo-runner: %s\n%s", error.what(), HELP);
-    return USAGE;
+    return run(count, arguments);
   } catch (const std::exception &error) {
     std::fprintf(stderr, "mobizo-runner: %s\n", error.what());
     return FAILED;

@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
+#include <iterator>
 
 namespace mobizo {
 
@@ -29,28 +29,14 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-ScalarType scalar_type(Type type) {
-  switch (type) {
-  case Type::Int64:
-    return ScalarType::Long;
-  case Type::Int32:
-    return ScalarType::Int;
-  default:
-    return ScalarType::Float;
-  }
-}
+constexpr ScalarType TYPES[] = {ScalarType::Float, ScalarType::Long, ScalarType::Int}; // by `Type`
 
 Type type_of(ScalarType type) {
-  switch (type) {
-  case ScalarType::Float:
-    return Type::Float;
-  case ScalarType::Long:
-    return Type::Int64;
-  case ScalarType::Int:
-    return Type::Int32;
-  default:
+  const auto *found = std::find(std::begin(TYPES), std::end(TYPES), type);
+  if (found == std::end(TYPES)) {
     throw ExecutorError(Status::Failed, "the program returned a tensor of an unsupported type");
   }
+  return static_cast<Type>(found - TYPES);
 }
 
 // text: what failed. exhausted: the cause was a lack of memory, whatever ExecuTorch reports.
@@ -172,7 +158,7 @@ std::vector<Tensor> Program::call(const std::string &method, const std::vector<T
   for (const Tensor &input : inputs) {
     std::vector<executorch::aten::SizesType> shape(input.shape.begin(), input.shape.end());
     void *data = const_cast<uint8_t *>(input.bytes.data());
-    held.push_back(executorch::extension::from_blob(data, std::move(shape), scalar_type(input.type)));
+    held.push_back(executorch::extension::from_blob(data, std::move(shape), TYPES[static_cast<size_t>(input.type)]));
     values.emplace_back(held.back());
   }
   auto results = runtime_->module->execute(method, values);

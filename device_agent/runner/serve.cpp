@@ -125,9 +125,9 @@ void answer(Connection &connection, const std::vector<Tensor> &outputs) {
 
 } // namespace
 
-bool serve(const ServeOptions &options) {
+bool serve(const std::string &path, const std::string &weights, const std::string &packed, bool resident) {
 #ifdef __GLIBC__
-  if (!options.resident) {
+  if (!resident) {
     // Freed tensors return to the system at once. By default the heap keeps blocks as large as the largest freed one.
     mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK);
   }
@@ -138,7 +138,7 @@ bool serve(const ServeOptions &options) {
   std::unique_ptr<Program> program;
   try {
     const Call call;
-    program = std::make_unique<Program>(options.program, options.weights, options.packed, options.resident);
+    program = std::make_unique<Program>(path, weights, packed, resident);
   } catch (...) {
     answer_exception(connection);
     return false;

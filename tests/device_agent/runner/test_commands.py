@@ -116,15 +116,15 @@ def test_version_says_what_the_runner_is(runner):
         ((), "a command is missing"),
         (("fly",), "unknown command fly"),
         (("version", "serve"), "unexpected argument serve"),
-        (("serve", "--program", "p.pte"), "option --weights is missing"),
-        (("serve", "--weights", "w.ptd", "--program"), "option --program needs a value"),
-        (("serve", "--what", "p.pte"), "unknown option --what"),
+        (("serve", "--program", "p.pte"), "serve needs --program and --weights"),
+        (("serve", "--weights", "w.ptd", "--program"), "option '--program' requires an argument"),
+        (("serve", "--what", "p.pte"), "unrecognized option '--what'"),
     ],
 )
 def test_unusable_arguments_are_named(runner, words, message):
     process = run(runner, *words)
     assert process.returncode == 2
-    assert process.stderr.startswith(f"mobizo-runner: {message}\n")
+    assert f"mobizo-runner: {message}\n" in process.stderr
     assert "mobizo-runner serve --program" in process.stderr
 
 
