@@ -60,14 +60,6 @@ class PhoneRefused(RuntimeFailed):
 
 
 @dataclass(frozen=True)
-class AdbDevice:
-    """A line of `adb devices`. state: device, offline, unauthorized, or another state of adb."""
-
-    serial: str
-    state: str
-
-
-@dataclass(frozen=True)
 class ShellResult:
     """A finished command on the phone: exit status, standard output and standard error."""
 
@@ -107,13 +99,13 @@ class Adb:
             raise AdbMissing
         return Path(program)
 
-    def devices(self) -> list[AdbDevice]:
-        """Returns the output of `adb devices`."""
+    def devices(self) -> dict[str, str]:
+        """Returns the state of each phone by serial number: device, offline, unauthorized, or another one of adb."""
         result = self._call(("devices",), SHELL_SECONDS)
         if result.returncode != 0:
             raise _failure(_text(result.stderr), self.serial)
         lines = (line.split("\t") for line in _text(result.stdout).splitlines() if "\t" in line)
-        return [AdbDevice(fields[0], fields[1].split(" ")[0]) for fields in lines]
+        return {fields[0]: fields[1].split(" ")[0] for fields in lines}
 
     def device(self) -> str:
         """Returns the serial number of a responding phone."""
@@ -173,30 +165,26 @@ class Adb:
     def _find(self) -> str:
         devices = self.devices()
         if self.serial is not None:
-            device = next((each for each in devices if each.serial == self.serial), None)
-            if _NETWORK_SERIAL.match(self.serial) and (device is None or device.state != "device"):
-                device = self._connect(self.serial)
-            if device is None:
-                serials = ", ".join(each.serial for each in devices) or "none"
+            if _NETWORK_SERIAL.match(self.serial) and devices.get(self.serial) != "device":
+                # The adb server keeps a broken connection in its list and rarely retries it.
+                self._call(("disconnect", self.serial), SHELL_SECONDS)
+                self._call(("connect", self.serial), SHELL_SECONDS)
+                devices = self.devices()
+            if self.serial not in devices:
+                serials = ", ".join(devices) or "none"
                 raise PhoneUnreachable(
                     f"adb does not see phone {self.serial} (connected: {serials}); connect it and check `adb devices`"
                 )
-            return _usable(device)
-        ready = [each for each in devices if each.state == "device"]
+            return _usable(self.serial, devices[self.serial])
+        ready = [serial for serial, state in devices.items() if state == "device"]
         if len(ready) > 1:
-            if self._last is not None and self._last in {each.serial for each in ready}:
+            if self._last in ready:
                 return self._last
-            names = ", ".join(each.serial for each in ready)
-            raise PhoneUnreachable(f"adb sees {len(ready)} phones ({names}); select one with --adb SERIAL")
+            raise PhoneUnreachable(f"adb sees {len(ready)} phones ({', '.join(ready)}); select one with --adb SERIAL")
         if not devices:
             raise PhoneUnreachable(NO_PHONE)
-        return _usable(ready[0] if ready else devices[0])
-
-    def _connect(self, serial: str) -> AdbDevice | None:
-        # The adb server keeps a broken connection in its list and rarely retries it.
-        self._call(("disconnect", serial), SHELL_SECONDS)
-        self._call(("connect", serial), SHELL_SECONDS)
-        return next((each for each in self.devices() if each.serial == serial), None)
+        serial = next(iter(ready or devices))
+        return _usable(serial, devices[serial])
 
     def _call_device(self, arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
         return self._call(("-s", self.device(), *arguments), seconds)
@@ -226,17 +214,24 @@ class Adb:
                 process.communicate()
 
 
-def _usable(device: AdbDevice) -> str:
-    if device.state == "device":
-        return device.serial
-    if device.state in ("unauthorized", "authorizing"):
-        raise PhoneUnreachable(f"phone {device.serial}: {UNAUTHORIZED}")
-    if device.state in ("offline", "connecting"):
-        raise PhoneUnreachable(f"phone {device.serial}: {OFFLINE}")
-    raise PhoneUnreachable(f"phone {device.serial} is in state '{device.state}'; start Android on it")
+# By the state of a phone, or by a part of adb's error message.
+_REMEDIES = {
+    "unauthorized": UNAUTHORIZED,
+    "authorizing": UNAUTHORIZED,
+    "offline": OFFLINE,
+    "connecting": OFFLINE,
+    "no devices": NO_PHONE,
+    "not found": NO_PHONE,
+}
 
 
-_REMEDIES = {"unauthorized": UNAUTHORIZED, "offline": OFFLINE, "no devices": NO_PHONE, "not found": NO_PHONE}
+def _usable(serial: str, state: str) -> str:
+    """Returns the serial number of a phone in state "device". Raises PhoneUnreachable for one in another state."""
+    if state == "device":
+        return serial
+    if state in _REMEDIES:
+        raise PhoneUnreachable(f"phone {serial}: {_REMEDIES[state]}")
+    raise PhoneUnreachable(f"phone {serial} is in state '{state}'; start Android on it")
 
 
 def _failure(output: str, serial: str | None) -> Unavailable:
