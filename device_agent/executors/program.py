@@ -13,29 +13,6 @@ from shared.program import ProgramManifest
 
 
 @dataclass(frozen=True)
-class PrivateStepInput:
-    """Additional inputs of a private step: the clipping bound C, and the sums carried from earlier calls (q,)."""
-
-    clip: float
-    carried: F32
-
-
-@dataclass(frozen=True)
-class PrivateGradientInput:
-    """Additional inputs of a private step with the exact gradient.
-
-    clip: C. sigma: the noise multiplier. last: whether this call adds the noise and moves B. keys: secret, int32
-    (NOISE_KEYS, 2). carried: the sums of earlier calls, int32 (D,).
-    """
-
-    clip: float
-    sigma: float
-    last: bool
-    keys: I32
-    carried: I32
-
-
-@dataclass(frozen=True)
 class Rates:
     """The hyperparameters of one step with the exact gradient."""
 
@@ -82,15 +59,15 @@ class TrainingProgram(LoadedProgram):
         seeds: I32,
         lr: float,
         eps: float,
-        secret: PrivateStepInput | None = None,
+        secret: Arrays = (),
         hidden: F32 | None = None,
     ) -> tuple[F32, F32]:
         """Runs one MobiZO step on a packed batch; seeds (q, 2). Updates B; returns losses (2q,), coefficients (q,).
 
-        secret: for a recipe with clipping, which returns totals (q,) instead of losses. hidden: the output of `prefix`
-        (E, S, hidden); the batch is then without its tokens.
+        secret: for a recipe with clipping, which returns totals (q,) instead of losses: the bound C (1,), and the sums
+        of earlier calls (q,). hidden: the output of `prefix` (E, S, hidden); the batch is then without its tokens.
         """
-        inputs = (*batch, seeds, _scalar(lr), _scalar(eps), *_step_inputs(secret))
+        inputs = (*batch, seeds, scalar(lr), scalar(eps), *secret)
         losses, coefficients = self._call_from(hidden, "step", "suffix", inputs)
         return losses, coefficients
 
@@ -100,17 +77,20 @@ class TrainingProgram(LoadedProgram):
 
     def replay(self, seeds: I32, coefficients: F32, eps: float) -> None:
         """Applies a recorded step's update: seeds (q, 2), coefficients (q,), and eps, which `stored` needs."""
-        scale = (_scalar(eps),) if self._manifest.recipe.estimator == "stored" else ()
+        scale = (scalar(eps),) if self._manifest.recipe.estimator == "stored" else ()
         self._call("replay", seeds, coefficients, *scale)
 
     def gradient_step(
-        self, batch: Arrays, rates: Rates, secret: PrivateGradientInput | None = None, hidden: F32 | None = None
+        self, batch: Arrays, rates: Rates, secret: Arrays = (), hidden: F32 | None = None
     ) -> tuple[NDArray[Any], F32]:
         """Runs one step with the exact gradient on a batch. Returns its loss (1,) and the gradient's norm (1,).
 
-        secret: for a recipe with clipping, which returns totals, int32 (D,), instead of the loss. hidden: as of `step`.
+        secret: for a recipe with clipping, which returns totals, int32 (D,), instead of the loss: the bound C (1,), the
+        noise multiplier (1,), 1 if this call adds the noise and moves B, else 0 (1,), the noise's keys, int32
+        (NOISE_KEYS, 2), and the sums of earlier calls, int32 (D,). hidden: as of `step`.
         """
-        inputs = (*batch, *_rates(rates), *_gradient_inputs(secret))
+        max_norm = np.inf if rates.max_norm is None else rates.max_norm
+        inputs = (*batch, scalar(rates.lr), scalar(max_norm), scalar(rates.weight_decay), *secret)
         loss, norm = self._call_from(hidden, "step", "suffix", inputs)
         return loss, norm
 
@@ -131,20 +111,6 @@ class TrainingProgram(LoadedProgram):
         return self._call(whole, *inputs) if hidden is None else self._call(suffix, hidden, *inputs)
 
 
-def _scalar(value: float) -> F32:
+def scalar(value: float) -> F32:
+    """Returns a number as an input of a method, float32 (1,)."""
     return np.array([value], np.float32)
-
-
-def _rates(rates: Rates) -> Arrays:
-    max_norm = np.inf if rates.max_norm is None else rates.max_norm
-    return _scalar(rates.lr), _scalar(max_norm), _scalar(rates.weight_decay)
-
-
-def _step_inputs(secret: PrivateStepInput | None) -> Arrays:
-    return () if secret is None else (_scalar(secret.clip), secret.carried)
-
-
-def _gradient_inputs(secret: PrivateGradientInput | None) -> Arrays:
-    if secret is None:
-        return ()
-    return _scalar(secret.clip), _scalar(secret.sigma), _scalar(float(secret.last)), secret.keys, secret.carried

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.executors import F32, I32, Arrays
-from device_agent.executors.program import PrivateGradientInput, PrivateStepInput, Rates
+from device_agent.executors import F32, Arrays
+from device_agent.executors.program import Rates, scalar
 from device_agent.training.checkpoints import CHECKPOINT_STEPS
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.result import best_validation, recorded
-from device_agent.training.trainer import Secret, Split, Trainer
+from device_agent.training.trainer import Split, Trainer
 from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.zo.encoding import Example
@@ -112,32 +112,27 @@ class DirectionalTrainer(CheckpointedTrainer):
 class GradientTrainer(CheckpointedTrainer):
     """One run with estimator `gradient`. The trajectory does not record a step's update."""
 
-    def _call_program(
-        self, step: int, lr: float, batch: Arrays, hidden: F32 | None, secret: Secret | None
-    ) -> tuple[F32, F32]:
+    def _call_program(self, step: int, lr: float, batch: Arrays, hidden: F32 | None, secret: Arrays) -> tuple[F32, F32]:
         """Returns the step's loss (1,) twice: the trajectory records it in place of a coefficient.
 
         Of a private step: its totals, int32 (D,), and the norm of the noised mean gradient (1,).
         """
-        assert not isinstance(secret, PrivateStepInput)  # noqa: S101  # only Trainer makes it
         rates = Rates(lr, self._settings.max_norm, self._settings.weight_decay)
         loss, norm = self._program.gradient_step(batch, rates, secret, hidden)
-        if secret is not None:
+        if secret:
             return loss, norm
         return (loss, loss) if np.isfinite(norm).all() else (norm, norm)  # a norm that is not finite stops the run
 
     def _update_privately(self, step: int, lr: float, samples: DPSamples, privacy: ExamplePrivacy) -> tuple[F32, F32]:
         """Returns the norm of the step's noised mean gradient (1,) twice, in place of a loss; B has moved."""
 
-        def secret(carried: I32, *, last: bool) -> PrivateGradientInput:
-            return PrivateGradientInput(privacy.clip, privacy.sigma, last, samples.keys[step], carried)
-
+        clip, sigma, keys = scalar(privacy.clip), scalar(privacy.sigma), samples.keys[step]
         *pieces, final = samples.pieces(step, self._recipe.effective_batch)
         totals: NDArray[Any] = np.zeros(self._plan.manifest.size, np.int32)
         for piece in pieces:
             self._check_stop()
-            totals, _ = self._update(step, lr, piece, secret(totals, last=False))
-        _, norm = self._update(step, lr, final, secret(totals, last=True))
+            totals, _ = self._update(step, lr, piece, (clip, sigma, scalar(0), keys, totals))
+        _, norm = self._update(step, lr, final, (clip, sigma, scalar(1), keys, totals))
         return norm, norm
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from device_agent.errors import Diverged, Stopped
 from device_agent.executors import F32, I32, Arrays
-from device_agent.executors.program import PrivateGradientInput, PrivateStepInput, TrainingProgram
+from device_agent.executors.program import TrainingProgram, scalar
 from device_agent.training.baseline import Baseline, measure_baseline
 from device_agent.training.batch_sampler import BatchSampler
 from device_agent.training.data import Splits
@@ -48,7 +48,6 @@ from shared.zo.trajectory import Evaluation, TrajectoryFile
 
 SLICE_SECONDS = 0.1  # of a pause, between two checks whether to stop
 
-Secret = PrivateStepInput | PrivateGradientInput
 Split = Literal["train", "validation", "test", "earlier", "reference"]
 
 
@@ -149,11 +148,11 @@ class Trainer:
         summed = np.zeros(self._recipe.queries, np.float32)
         for piece in pieces:
             self._check_stop()
-            summed, _ = self._update(step, 0.0, piece, PrivateStepInput(privacy.clip, summed))
-        return self._update(step, lr, last, PrivateStepInput(privacy.clip, summed + samples.noise[step]))
+            summed, _ = self._update(step, 0.0, piece, (scalar(privacy.clip), summed))
+        return self._update(step, lr, last, (scalar(privacy.clip), summed + samples.noise[step]))
 
-    def _update(self, step: int, lr: float, indices: list[int], secret: Secret | None = None) -> tuple[F32, F32]:
-        """Calls the program's step once, on the training examples with these indices."""
+    def _update(self, step: int, lr: float, indices: list[int], secret: Arrays = ()) -> tuple[F32, F32]:
+        """Calls the program's step once, on the training examples with these indices. secret: of a private step."""
         examples = [self._splits.train[index] for index in indices]
         texts, kept = step_texts(examples, self._recipe), None
         if share := self._settings.token_dropout:
@@ -170,11 +169,8 @@ class Trainer:
         self._progress.program_seconds += time.monotonic() - began
         return output
 
-    def _call_program(
-        self, step: int, lr: float, batch: Arrays, hidden: F32 | None, secret: Secret | None
-    ) -> tuple[F32, F32]:
+    def _call_program(self, step: int, lr: float, batch: Arrays, hidden: F32 | None, secret: Arrays) -> tuple[F32, F32]:
         """Calls the program's `step`. hidden: the frozen layers' output; `batch` then has no tokens."""
-        assert not isinstance(secret, PrivateGradientInput)  # noqa: S101  # only GradientTrainer makes it
         return self._program.step(batch, self._seeds(step), lr, self._eps, secret, hidden)
 
     def _seeds(self, step: int) -> I32:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_agent.executors.program import PrivateGradientInput, Rates
+from device_agent.executors.program import Rates, scalar
 from shared.canonical import file_sha256
 from shared.privacy import NOISE_UNITS, ExamplePrivacy, gradient_noise
 from shared.zo.packing import pack_step
@@ -42,7 +42,7 @@ def test_each_step_is_the_mechanism_on_its_own_sample(run, plan, private):
 
         def call(indices, carried, *, last, step=step, rates=rates):
             tokens, *labels = pack_step([examples[index] for index in indices], recipe)
-            secret = PrivateGradientInput(PRIVACY.clip, PRIVACY.sigma, last, samples.keys[step], carried)
+            secret = (scalar(PRIVACY.clip), scalar(PRIVACY.sigma), scalar(last), samples.keys[step], carried)
             return runtime.gradient_step(tuple(labels), rates, secret, runtime.prefix(tokens))
 
         for index in samples.sample(step):

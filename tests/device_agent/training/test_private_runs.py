@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from device_agent.executors.program import PrivateStepInput
+from device_agent.executors.program import scalar
 from device_agent.jobs.leased_job import Outcome
 from device_agent.training.dp_sampling import check_sample_size, draw
 from shared.canonical import file_sha256
@@ -60,7 +60,7 @@ def test_each_step_is_the_mechanism_on_its_own_sample(drawn, plan, clipped):
         for index in dp_samples.sample(step):
             tokens, *labels = pack_step([examples[index]], recipe)
             hidden = runtime.prefix(tokens)
-            alone, _ = runtime.step(tuple(labels), seeds, 0.0, eps, PrivateStepInput(PRIVACY.clip, zeros), hidden)
+            alone, _ = runtime.step(tuple(labels), seeds, 0.0, eps, (scalar(PRIVACY.clip), zeros), hidden)
             assert float(np.square(alone, dtype=np.float64).sum()) <= UNITS**2
             totals += alone
         expected = coefficients_of(totals, PRIVACY.clip, 0.02, eps, recipe.effective_batch)
