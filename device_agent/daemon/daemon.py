@@ -23,8 +23,7 @@ from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, Outcom
 from device_agent.jobs.rounds import log_round, round_record
 from device_agent.memory import map_large_blocks, release_code_pages, trim_heap
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator, load_consents, load_rules
-from device_agent.policy.privacy_accounting import can_account
-from device_agent.policy.privacy_ledger import PrivacyLedger
+from device_agent.policy.privacy_ledger import PrivacyLedger, can_account
 from device_agent.policy.sensors import LinuxSensors, Sensors
 from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.programs import ProgramCache, follow_key_rotation

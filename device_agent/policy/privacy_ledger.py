@@ -2,13 +2,22 @@
 
 A run is charged durably before it trains (`privacy.json` in the agent's home). A charge pays for one run directory,
 whose samples and noise are drawn once; a job whose run was removed is charged again. Nothing is ever given back.
+
+Epsilon is computed in a child process (`shared.federation.accounting`), which gives the accountant's memory (100 MB
+with SciPy) back when it ends. Its limits of processor time and memory end the computations of hostile jobs, which would
+take minutes.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import secrets
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import Field
@@ -16,11 +25,36 @@ from pydantic import Field
 from device_agent.durable import read_document, write_document
 from device_agent.errors import PolicyForbids, PrivacyLimitReached
 from device_agent.policy.evaluator import OwnerConsent
-from device_agent.policy.privacy_accounting import AccountingFailed, epsilon_in_child
 from device_agent.training.run_directory import RunDirectory
-from shared.federation.accounting import Spending
+from shared.federation.accounting import AccountingRequest, Spending
 from shared.privacy import ExamplePrivacy
 from shared.strict_model import StrictModel
+
+
+def can_account() -> bool:
+    """Returns whether dp-accounting is installed."""
+    return find_spec("dp_accounting") is not None
+
+
+def epsilon_in_child(spendings: Sequence[Spending], delta: float) -> float | None:
+    """Returns epsilon at `delta` of all spendings together, 0 for none; see `epsilon_of`.
+
+    None: it cannot be computed, because dp-accounting is not installed or the computation takes too long.
+    """
+    if not spendings:
+        return 0.0
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "shared.federation.accounting"],
+            input=AccountingRequest(spendings=tuple(spendings), delta=delta).model_dump_json(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        epsilon = float(json.loads(result.stdout)["answer"])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+        return None
+    return None if math.isnan(epsilon) else epsilon
 
 
 class PrivacyCost(StrictModel):
@@ -92,13 +126,10 @@ class PrivacyLedger:
         allowed = f"the owner of this device limits the privacy of data set {cost.dataset!r} to epsilon {limit:g}"
         if cost.spending is None:
             raise PrivacyLimitReached(f"{allowed}; a job without `privacy` has no bound: submit it with `privacy`")
-        spendings = [charge.spending for charge in _charges_of(charges, cost.dataset, cost.directory)]
-        try:
-            total_epsilon = epsilon_in_child([*filter(None, spendings), cost.spending], self._consents.privacy_delta)
-        except AccountingFailed as error:
-            raise PrivacyLimitReached(
-                f"{allowed}, and the cost of this run cannot be computed; use fewer steps"
-            ) from error
+        spendings = [charge.spending for charge in _charges_of(charges, cost.dataset, {cost.directory})]
+        total_epsilon = epsilon_in_child([*filter(None, spendings), cost.spending], self._consents.privacy_delta)
+        if total_epsilon is None:
+            raise PrivacyLimitReached(f"{allowed}, and the cost of this run cannot be computed; use fewer steps")
         if total_epsilon > limit:
             raise PrivacyLimitReached(
                 f"{allowed} at delta {self._consents.privacy_delta:g}, which this run would exceed: request a smaller "
@@ -138,15 +169,11 @@ class PrivacyLedger:
 
     def _summary(self, dataset: str, charges: Sequence[Charge]) -> DatasetSpending:
         directories = {charge.directory for charge in charges if charge.dataset == dataset}
-        own = [charge for charge in charges if charge.dataset == dataset or charge.directory in directories]
+        own = _charges_of(charges, dataset, directories)
         spendings = [charge.spending for charge in own if charge.spending is not None]
-        try:
-            epsilon = epsilon_in_child(spendings, self._consents.privacy_delta)
-        except AccountingFailed:
-            epsilon = None
         return DatasetSpending(
             dataset=dataset,
-            epsilon=epsilon,
+            epsilon=epsilon_in_child(spendings, self._consents.privacy_delta),
             delta=self._consents.privacy_delta,
             limit=self._consents.privacy_limit_of(dataset),
             runs=len(spendings),
@@ -154,8 +181,8 @@ class PrivacyLedger:
         )
 
 
-def _charges_of(charges: Sequence[Charge], dataset: str, directory: Path) -> list[Charge]:
-    return [charge for charge in charges if charge.dataset == dataset or charge.directory == directory]
+def _charges_of(charges: Sequence[Charge], dataset: str, directories: set[Path]) -> list[Charge]:
+    return [charge for charge in charges if charge.dataset == dataset or charge.directory in directories]
 
 
 def _paid(cost: PrivacyCost, run: RunDirectory, charges: Sequence[Charge]) -> bool:

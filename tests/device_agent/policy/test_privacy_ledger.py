@@ -6,8 +6,7 @@ import pytest
 
 from device_agent.errors import PolicyForbids, PrivacyLimitReached
 from device_agent.policy.evaluator import OwnerConsent
-from device_agent.policy.privacy_accounting import AccountingFailed, epsilon_in_child
-from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger
+from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, epsilon_in_child
 from device_agent.training.run_directory import RunDirectory
 from shared.federation.accounting import Spending, epsilon_of
 
@@ -53,8 +52,7 @@ def test_the_child_counts_as_the_server_does():
 
 def test_a_computation_that_fails_is_no_permission(make, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(AccountingFailed):
-        epsilon_in_child([SPENDING], 1e-5)
+    assert epsilon_in_child([SPENDING], 1e-5) is None
     with pytest.raises(PrivacyLimitReached, match="cannot be computed"):
         make(1000).check(terms_of(tmp_path), run_of(tmp_path))
 
