@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Literal, TextIO
 from device_agent.datasets.mail import read_mbox
 from shared.errors import BadRequest, InvalidDataset
 from shared.task import is_field_name
-from shared.zo.encoding import JSON
+from shared.zo.encoding import JSON, read_object
 
 Located = tuple[str, dict[str, Any]]  # "FILE:LINE" (of mbox, JSON and Parquet: the record's number), and the record
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
@@ -275,15 +275,9 @@ def _numbered_lines(text: TextIO, source: Source) -> Iterator[tuple[str, str]]:
 
 def _json_lines(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Located]:
     for location, line in _numbered_lines(text, source):
-        try:
-            record = JSON.decode(line)
-        except (ValueError, RecursionError) as error:
-            advice = "; a JSON array needs --format json" if line.lstrip().startswith("[") else ""
-            raise InvalidDataset(f"{location}: the line is not JSON ({error}){advice}") from error
-        if not isinstance(record, dict):
-            advice = "; a JSON array needs --format json" if isinstance(record, list) else ""
-            raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object{advice}")
-        yield location, record
+        if line.lstrip().startswith("["):
+            raise InvalidDataset(f"{location}: the line must be a JSON object; a JSON array needs --format json")
+        yield location, read_object(line, location)
 
 
 def _plain_text(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Located]:

@@ -18,16 +18,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
-from device_agent.datasets.formats import Format, Located, Source
 from device_agent.datasets.splits import SplitRule
 from device_agent.durable import locked, read_document, write_document
 from shared.durable import sync
 from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound, Unavailable
 from shared.job import NAME
 from shared.strict_model import StrictModel
+from shared.zo.encoding import read_jsonl
 
 ABOUT = "about.json"
 
@@ -108,11 +109,9 @@ class DatasetStore:
             raise damaged
         return about
 
-    def records(self, name: str, split: str) -> Iterator[Located]:
+    def records(self, name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields the records of a split with their places. Raises NotFound, and InvalidDataset for a damaged file."""
-        source = Source(self.directory(name) / f"{split}.jsonl", Format.JSONL, None, "utf-8")
-        with source.path.open("rb") as raw:
-            yield from source.records(raw)
+        return read_jsonl(self.directory(name) / f"{split}.jsonl")
 
     def owns(self, directory: Path) -> bool:
         """Returns whether a resolved directory lies in the store."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from device_agent.inference.personal_model import PersonalModel
-from shared.errors import BadRequest, InvalidDataset
+from shared.errors import BadRequest
 from shared.task import Task, record_fields
 from shared.task_records import read_question
-from shared.zo.encoding import JSON, Row, encode_question
+from shared.zo.encoding import Row, encode_question, read_object
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,6 @@ def records_of(task: Task, lines: Iterable[str], source: str) -> Iterator[tuple[
             continue
         location = f"{source}:{number}"
         if line.lstrip().startswith("{") or len(names) != 1:
-            try:
-                record = JSON.decode(line)
-            except ValueError as error:
-                raise InvalidDataset(f"{location}: the line is not JSON ({error})") from error
-            if not isinstance(record, dict):
-                raise InvalidDataset(f"{location}: a line must be a JSON object with {', '.join(names)}")
-            yield location, record
+            yield location, read_object(line, location)
         else:
             yield location, {names[0]: line.rstrip("\r\n")}

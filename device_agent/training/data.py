@@ -8,7 +8,6 @@ decides it. A split of which nothing fits has a blank example instead, and train
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -27,7 +26,7 @@ from shared.program import ProgramManifest
 from shared.recipe import Recipe
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from shared.zo.encoding import JSON, Example, Row, check_task, token_ids
+from shared.zo.encoding import Example, Row, check_task, read_object, token_ids
 from shared.zo.noise import permutation
 from shared.zo.packing import scoring_plan
 from shared.zo.writing import PLAIN_FORMAT, Encoder, TextFormat
@@ -289,16 +288,12 @@ class _Reader:
 
     def _record(self, line: bytes, location: str) -> Record:
         try:
-            record = JSON.decode(line.decode("utf-8-sig"))
-            if not isinstance(record, dict):
-                raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object")
+            record = read_object(line.decode("utf-8-sig"), location)
             self.encoder.read(record, location)
             self._fit += 1
             return self.encoder.encode(record, location)
         except UnicodeDecodeError:
             self._leave_out(f"{location}: the line is not UTF-8")
-        except json.JSONDecodeError as error:
-            self._leave_out(f"{location}: the line is not JSON ({error.msg})")
         except Exception as error:  # whatever one record provokes must not end the job
             self._leave_out(
                 error.detail if isinstance(error, MobizoError) else f"{location}: {type(error).__name__}: {error}"

@@ -110,15 +110,20 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 if not line.strip():
                     continue
                 location = f"{path}:{number}"
-                try:
-                    record = JSON.decode(line)
-                except ValueError as error:
-                    raise InvalidDataset(f"{location}: the line is not JSON ({error})") from error
-                if not isinstance(record, dict):
-                    raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object")
-                yield location, record
+                yield location, read_object(line, location)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidDataset(f"{path}: cannot be read ({error})") from error
+
+
+def read_object(line: str, location: str) -> dict[str, Any]:
+    """Returns the JSON object on a line. Raises InvalidDataset naming `location`."""
+    try:
+        record = JSON.decode(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidDataset(f"{location}: the line is not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object")
+    return record
 
 
 def token_ids(tokenizer: Tokenizer, text: str, *, special: bool = True) -> list[int]:

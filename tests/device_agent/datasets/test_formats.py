@@ -202,7 +202,8 @@ def test_json_lines(tmp_path):
     path = tmp_path / "a.ndjson"
     path.write_text("\n\n".join(json.dumps(record) for record in RECORDS))
     assert read(path) == [(f"{path}:1", RECORDS[0]), (f"{path}:3", RECORDS[1])]
-    for line, words in (('{"a": 1', "is not JSON"), ("[1]", "must be a JSON object"), ("[" * 100_000, "is not JSON")):
+    lines = [('{"a": 1', "is not JSON"), ("1", "must be a JSON object"), ("[1]", "needs --format json")]
+    for line, words in (*lines, ('{"a":' * 100_000, "is not JSON")):
         path.write_text(f"{{}}\n{line}\n")
         with pytest.raises(InvalidDataset, match=f"ndjson:2.*{words}"):
             read(path)
