@@ -36,11 +36,6 @@ def spare_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def total_bytes() -> int:
-    """Returns the machine's total memory."""
-    return int(psutil.virtual_memory().total)
-
-
 def release_code_pages() -> None:
     """Releases the resident pages of shared libraries' code; the kernel reloads them from file when needed.
 

@@ -217,8 +217,7 @@ def follow_key_rotation(home: AgentHome, config: DeviceConfig, client: DeviceCli
     return config
 
 
-class _Versions(RootModel[dict[str, int]]):
-    """Version by recipe id."""
+_Versions = RootModel[dict[str, int]]  # by recipe id
 
 
 def check_rollback(path: Path, manifest: ProgramManifest) -> None:

@@ -9,7 +9,6 @@ incoming/              files that are being pushed; files elsewhere are complete
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -27,27 +26,22 @@ NO_EXECUTION = (
 )
 EXEC_FAILED = (126, 127)  # a shell's exit statuses for a program that does not start
 
-_ABSOLUTE_PATH = re.compile(r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$")
-
 
 class Phone:
     """mobizo's directory on the phone behind `adb`."""
 
-    def __init__(self, adb: Adb, root: str = ROOT) -> None:
-        """root: an absolute path without characters that the phone's shell interprets."""
-        if not _ABSOLUTE_PATH.match(root):
-            raise ValueError(f"{root!r} is not an absolute path of plain names")
-        self.adb, self.root = adb, root
+    def __init__(self, adb: Adb) -> None:
+        self.adb = adb
         self.pushed_bytes = 0  # by this object
 
     def file(self, sha256: str) -> str:
         """Returns the path of the file with this content."""
-        return f"{self.root}/files/{sha256}"
+        return f"{ROOT}/files/{sha256}"
 
     def open(self) -> None:
         """Creates the directories. Raises PhoneFull or PhoneRefused."""
         subdirectories = "mkdir -p files runner incoming"
-        self.adb.run(f"umask 077; mkdir -p {self.root} && cd {self.root} && chmod 700 . && {subdirectories}")
+        self.adb.run(f"umask 077; mkdir -p {ROOT} && cd {ROOT} && chmod 700 . && {subdirectories}")
 
     def keep(self, local: Path, sha256: str) -> str:
         """Returns the phone's path of `local`'s content, pushing it if necessary.
@@ -68,10 +62,10 @@ class Phone:
         """
         files = {path.relative_to(directory).as_posix(): file_sha256(path) for path in _files(directory)}
         listing = "".join(f"{sha256}  {name}\n" for name, sha256 in files.items())
-        remote = f"{self.root}/runner/{hashlib.sha256(listing.encode()).hexdigest()}"
+        remote = f"{ROOT}/runner/{hashlib.sha256(listing.encode()).hexdigest()}"
         if self.adb.shell(f"touch -c {remote}; test -d {remote}").status == 0:
             return remote
-        staging = f"{self.root}/incoming/runner"
+        staging = f"{ROOT}/incoming/runner"
         folders = {str(Path(name).parent) for name in files}
         self.adb.run(f"rm -rf {staging}; mkdir -p {staging}; cd {staging} && mkdir -p {' '.join(sorted(folders))}")
         self._check_executes(f"{staging}/probe")
@@ -86,7 +80,7 @@ class Phone:
         """Pushes a file: to a temporary name, verified by hash, then renamed. Raises like `keep`."""
         size = local.stat().st_size
         self._check_space(size)
-        staging = f"{self.root}/incoming/{sha256}"
+        staging = f"{ROOT}/incoming/{sha256}"
         try:
             self.adb.push(local, staging)
             self.pushed_bytes += size
@@ -104,11 +98,11 @@ class Phone:
 
         keep: names (hashes) of files and runners to keep.
         """
-        self.adb.run(f"cd {self.root} && rm -rf incoming/*")
+        self.adb.run(f"cd {ROOT} && rm -rf incoming/*")
         # A directory's access time is of no use, because `du` changes it.
         each = "[ -e $e ] && echo $(stat -c $t $e) $(du -ks $e)"
         loops = f"t=%X; for e in files/*; do {each}; done; t=%Y; for e in runner/*; do {each}; done; true"
-        listing = self.adb.run(f"cd {self.root} && {loops}")
+        listing = self.adb.run(f"cd {ROOT} && {loops}")
         lines = (line.split() for line in listing.splitlines())
         entries = sorted(((int(used), name, int(kilobytes) << 10) for used, kilobytes, name in lines), reverse=True)
         total, excess = 0, []
@@ -118,10 +112,10 @@ class Phone:
                 excess.append(name)
                 total -= size
         if excess:
-            self.adb.run(f"cd {self.root} && rm -rf {' '.join(excess)}")
+            self.adb.run(f"cd {ROOT} && rm -rf {' '.join(excess)}")
 
     def _check_space(self, size: int) -> None:
-        blocks, block = (int(word) for word in self.adb.run(f"stat -f -c '%a %S' {self.root}").split())
+        blocks, block = (int(word) for word in self.adb.run(f"stat -f -c '%a %S' {ROOT}").split())
         if size + SPARE_BYTES > blocks * block:
             raise PhoneFull(
                 f"the phone has {blocks * block >> 20} MB free and {size + SPARE_BYTES >> 20} MB are needed; "

@@ -81,7 +81,7 @@ class Daemon:
         store = DatasetStore(home.data)
         store.remove_unreferenced()
         self._datasets = AvailableDatasets(store, data)
-        if not self._datasets:
+        if not self._datasets.directories():
             raise BadRequest(
                 "this device has no data set; add one with `mobizo-agent data add NAME FILE`, or use --data NAME=DIR"
             )
@@ -109,7 +109,7 @@ class Daemon:
             launchers or LauncherSelector(),
             self._consents,
             TaskApprovals(home.tasks),
-            PrivacyLedger(home.privacy, self._consents, self._datasets),
+            PrivacyLedger(home.privacy, self._consents, self._datasets.directories()),
             self._datasets,
             home,
         )
@@ -195,7 +195,9 @@ class Daemon:
         self._waiting = True
         try:
             memory = self._evaluator.spare_bytes(self._evaluator.rules)
-            lease = client.lease(sorted(self._datasets), wait_seconds, memory, self._report_capabilities())
+            lease = client.lease(
+                sorted(self._datasets.directories()), wait_seconds, memory, self._report_capabilities()
+            )
         finally:
             self._waiting = False
         return None if lease is None else self._work(client, lease)

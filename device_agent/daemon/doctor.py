@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from device_agent.android.adb import Adb
@@ -201,12 +201,12 @@ def check_sensors(rules: Rules, sensors: Sensors) -> Check:
     return Check("sensors", "ok", f"this device measures {', '.join(measured)}")
 
 
-def check_service(is_systemd: Callable[[], bool] = Path("/run/systemd/system").is_dir) -> Check:
+def check_service() -> Check:
     """Checks that the agent starts with the machine."""
     units = installed_units()
     if units:
         return Check("service", "ok", f"{units[0]} is installed")
-    if not is_systemd():
+    if not Path("/run/systemd/system").is_dir():
         return Check("service", "ok", "this machine does not run systemd; start the agent with its own service manager")
     return Check("service", "warn", "the agent does not start with the machine", "`mobizo-agent install-service`")
 

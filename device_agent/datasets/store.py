@@ -203,7 +203,7 @@ class DatasetStore:
                     os.close(descriptor)
 
 
-class AvailableDatasets(Mapping[str, Path]):
+class AvailableDatasets:
     """Data sets of the home, looked up each time, and those named with --data, which take precedence."""
 
     def __init__(self, store: DatasetStore, directories: Mapping[str, Path]) -> None:
@@ -213,7 +213,8 @@ class AvailableDatasets(Mapping[str, Path]):
                 raise BadRequest(f"--data {name}={directory} lies in the agent's home, whose data sets need no --data")
         self._store, self._named_directories = store, dict(directories)
 
-    def _directories(self) -> dict[str, Path]:
+    def directories(self) -> dict[str, Path]:
+        """Returns the directory of each data set by name."""
         return self._store.directories() | self._named_directories
 
     @contextmanager
@@ -229,12 +230,3 @@ class AvailableDatasets(Mapping[str, Path]):
             held = HeldDataset(name, directory, directory)
             held.check()
             yield held
-
-    def __getitem__(self, name: str) -> Path:
-        return self._directories()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._directories())
-
-    def __len__(self) -> int:
-        return len(self._directories())

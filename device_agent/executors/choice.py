@@ -7,6 +7,7 @@ from enum import StrEnum
 from importlib.metadata import version
 from importlib.util import find_spec
 
+import psutil
 import structlog
 
 from device_agent.android.adb import Adb
@@ -15,7 +16,6 @@ from device_agent.executors.phone import PhoneLauncher
 from device_agent.executors.process import Launcher
 from device_agent.executors.python import PythonLauncher
 from device_agent.executors.runner import RunnerLauncher
-from device_agent.memory import total_bytes
 from device_agent.runner.location import EXECUTORCH, find_runner
 from shared.capabilities import NOISE_OPERATOR, Capabilities, EngineKind
 from shared.errors import BadRequest
@@ -72,7 +72,7 @@ class LauncherSelector:
         if python:
             engines.append("python")
         return Capabilities(
-            total_bytes=total_bytes(),
+            total_bytes=psutil.virtual_memory().total,
             engines=tuple(engines),
             backends=(*RUNNER_BACKENDS, "torch") if python else RUNNER_BACKENDS if runner else (),
             operators=(NOISE_OPERATOR,) if runner else (),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from device_agent.android.adb import Adb, PhoneUnreachable
-from device_agent.android.phone import EXEC_FAILED, ROOT, RUNNER, Phone, start_failure
+from device_agent.android.phone import EXEC_FAILED, RUNNER, Phone, start_failure
 from device_agent.errors import DoesNotFit, ExecutorEnded
 from device_agent.executors.process import Launcher
 from device_agent.executors.runner import serve_options
@@ -31,9 +31,9 @@ class PhoneLauncher(Launcher):
 
     name = "adb"
 
-    def __init__(self, adb: Adb, runner: Path, root: str = ROOT) -> None:
-        """runner: local directory of a runner built for the phone. root: mobizo's directory on the phone."""
-        self.phone = Phone(adb.separate(), root)
+    def __init__(self, adb: Adb, runner: Path) -> None:
+        """runner: local directory of a runner built for the phone."""
+        self.phone = Phone(adb.separate())
         self._runner = runner
 
     def command(

@@ -5,7 +5,6 @@ The evaluator compares sensor readings with the owner's and the job's rules.
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Callable, Mapping
 from datetime import date, datetime
@@ -184,8 +183,7 @@ class PolicyEvaluator:
         return max((spare_bytes() if available is None else available) - (rules.memory_floor_bytes or 0), 0)
 
 
-class _Minutes(RootModel[dict[str, Annotated[FiniteFloat, Field(strict=True, ge=0)]]]):
-    """Minutes by date, YYYY-MM-DD."""
+_Minutes = RootModel[dict[str, Annotated[FiniteFloat, Field(strict=True, ge=0)]]]  # by date, YYYY-MM-DD
 
 
 class DailyMinutes:
@@ -204,11 +202,8 @@ class DailyMinutes:
     def add(self, minutes: float, today: date) -> None:
         """Adds minutes measured with a monotonic clock and syncs the file.
 
-        Raises ValueError for a negative or infinite time, OSError if the disk is full; the minutes then count until
-        this process ends.
+        Raises OSError if the disk is full; the minutes then count until this process ends.
         """
-        if not (math.isfinite(minutes) and minutes >= 0):
-            raise ValueError(f"{minutes} is not a training time in minutes")
         # The latest day moves to the end, so that a clock that was far ahead for a while does not evict real days.
         self._minutes[today.isoformat()] = self._minutes.pop(today.isoformat(), 0.0) + minutes
         self._minutes = dict(list(self._minutes.items())[-KEPT_DAYS:])

@@ -112,7 +112,7 @@ class PrivacyLedger:
 
     def __init__(self, path: Path, consents: OwnerConsent, datasets: Mapping[str, Path] | None = None) -> None:
         """datasets: directory of each data set by name. The strictest limit of a directory's names holds for all."""
-        self._path, self._consents, self._datasets = path, consents, dict(datasets or {})
+        self._path, self._consents, self._datasets = path, consents, datasets or {}
 
     def check(self, cost: PrivacyCost, run: RunDirectory) -> None:
         """Raises PrivacyLimitReached if a run may not begin, PolicyForbids if the ledger is damaged.

@@ -144,8 +144,7 @@ class SecureAggregationParticipant:
         return state
 
 
-class _Keys(RootModel[dict[str, str]]):
-    """Ed25519 public keys by device id, in hexadecimal."""
+_Keys = RootModel[dict[str, str]]  # Ed25519 public keys by device id, in hexadecimal
 
 
 def trust_keys(path: Path, members: Mapping[str, bytes]) -> None:

@@ -83,12 +83,7 @@ def draw(
 
 
 def load_or_draw(
-    path: Path,
-    privacy: ExamplePrivacy,
-    examples: int,
-    steps: int,
-    queries: int | None,
-    entropy: Entropy = os.urandom,
+    path: Path, privacy: ExamplePrivacy, examples: int, steps: int, queries: int | None, entropy: Entropy
 ) -> DPSamples:
     """Returns the samples stored at `path`, after drawing and storing them if none of this form are there.
 

@@ -5,8 +5,9 @@ cached states of the frozen layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from device_agent.executors.program import TrainingProgram
 from device_agent.training.prefix import PrefixCache, UpcomingTexts, split_prefix
 from shared.recipe import PREFERENCE_LOSSES, Recipe
 from shared.zo.encoding import Example
-from shared.zo.packing import ScoreBatch, pack_score
+from shared.zo.packing import pack_score
 
 
 @dataclass(frozen=True)
@@ -113,24 +114,14 @@ def log_probabilities(
     if a log-probability is not finite.
     """
     scores: dict[int, list[float]] = {}
-    batches = list(score_batches(examples, recipe, dynamic=dynamic))
-    upcoming = UpcomingTexts(text for _, batch in batches for text in batch.texts)
-    for indices, batch in batches:
+    # A batch costs what its longest sequence does, so those of one length share batches.
+    order = sorted(range(len(examples)), key=lambda index: examples[index].length)
+    batches = list(pack_score([examples[index] for index in order], recipe, dynamic=dynamic))
+    upcoming, indices = UpcomingTexts(text for batch in batches for text in batch.texts), iter(order)
+    for batch in batches:
         before_batch()
         hidden, inputs = split_prefix(frozen, batch.texts, batch.inputs, upcoming, reserved)
-        scores |= zip(indices, batch.read(program.score(inputs, hidden)), strict=True)
+        scores |= zip(islice(indices, len(batch.plans)), batch.read(program.score(inputs, hidden)), strict=True)
     if not all(math.isfinite(score) for candidates in scores.values() for score in candidates):
         raise Diverged("training diverged: the adapter's scores are NaN or infinite; lower lr")
     return [scores[index] for index in range(len(examples))]
-
-
-def score_batches(
-    examples: Sequence[Example], recipe: Recipe, *, dynamic: bool
-) -> Iterator[tuple[list[int], ScoreBatch]]:
-    """Yields the batches for `score`, each with its examples' indices in the split."""
-    # A batch costs what its longest sequence does, so those of one length share batches.
-    order = sorted(range(len(examples)), key=lambda index: examples[index].length)
-    at = 0
-    for batch in pack_score([examples[index] for index in order], recipe, dynamic=dynamic):
-        yield order[at : at + len(batch.plans)], batch
-        at += len(batch.plans)

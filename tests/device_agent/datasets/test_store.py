@@ -74,9 +74,10 @@ def test_a_process_that_dies_holds_nothing(put):
 def test_a_directory_of_the_owner_is_read_in_place(put, dataset):
     store = put("own")
     available = AvailableDatasets(store, {"reviews": dataset})
-    assert dict(available) == {"movies": store.directory("movies"), "reviews": dataset}
+    assert available.directories() == {"movies": store.directory("movies"), "reviews": dataset}
     # Names given by the owner win over the home's.
-    assert dict(AvailableDatasets(store, {"movies": dataset, "z": dataset})) == {"movies": dataset, "z": dataset}
+    named = {"movies": dataset, "z": dataset}
+    assert AvailableDatasets(store, named).directories() == named
     with pytest.raises(BadRequest, match="lies in the agent's home"):
         AvailableDatasets(store, {"c": store.directory("movies").resolve()})
     with available.hold("reviews") as held:
