@@ -139,7 +139,8 @@ class ProgramCache:
                 # A resumed partial download may be corrupt: retry once from the beginning.
                 self._part(file).unlink(missing_ok=True)
                 self._download(client, file, progress)
-        self._use(path)
+        with contextlib.suppress(OSError):  # a file system without access times must not fail the job
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
         return path
 
     def _download(self, client: DeviceClient, file: ProgramFile, progress: ByteProgress | None) -> None:
@@ -161,12 +162,6 @@ class ProgramCache:
                 except Unreachable:
                     if self._arrived(file) <= previous_size:
                         raise
-
-    def _use(self, path: Path) -> None:
-        """Marks the file as the most recently used one."""
-        # A file system without access times must not fail the job.
-        with contextlib.suppress(OSError):
-            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
     def _files(self) -> list[tuple[int, Path, int]]:
         """Returns (last use in ns, path, bytes) of every complete, partial or packed file."""

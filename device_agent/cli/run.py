@@ -64,9 +64,11 @@ def run(
     directories = parse_datasets(data or [])
     agent_home.config()  # raises NotEnrolled
     agent_home.create()
-    launchers = _launchers(executor, adb)
+    if adb is not None and executor is not None:
+        raise BadRequest(f"--adb trains on a phone, but --executor {executor} does not")
+    phone = None if adb is None else Adb(adb or None)  # "": the only phone
+    launchers = LauncherSelector(executor, phone)
     configure_logs(json_lines, LogFile(log_path(agent_home.path)))
-    phone = launchers.phone
     # A phone's own network is not used.
     sensors = None if phone is None else PhoneWithHost(AdbSensors(phone.separate().run), LinuxSensors())
     watchdog = Watchdog()
@@ -214,10 +216,3 @@ def parse_datasets(options: list[str]) -> dict[str, Path]:
         check_directory(path)
         datasets[name] = path
     return datasets
-
-
-def _launchers(executor: ExecutorName | None, serial: str | None) -> LauncherSelector:
-    """Returns the selector of launchers. serial: of a phone; "": of the only one."""
-    if serial is not None and executor is not None:
-        raise BadRequest(f"--adb trains on a phone, but --executor {executor} does not")
-    return LauncherSelector(executor, None if serial is None else Adb(serial or None))

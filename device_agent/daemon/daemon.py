@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import structlog
@@ -23,7 +24,7 @@ from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, Outcom
 from device_agent.jobs.rounds import log_round, round_record
 from device_agent.memory import map_large_blocks, release_code_pages, trim_heap
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator, load_consents, load_rules
-from device_agent.policy.privacy_ledger import PrivacyLedger, can_account
+from device_agent.policy.privacy_ledger import PrivacyLedger
 from device_agent.policy.sensors import LinuxSensors, Sensors
 from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.programs import ProgramCache, follow_key_rotation
@@ -97,7 +98,7 @@ class Daemon:
             home.pause_reason,
         )
         self._consents = load_consents(rules or home.rules)
-        if self._consents.privacy_limit is not None and not can_account():
+        if self._consents.privacy_limit is not None and find_spec("dp_accounting") is None:
             raise BadRequest(
                 f"{rules or home.rules}: privacy_limit requires dp-accounting, which is not installed: "
                 "pip install 'mobizo[privacy]'"

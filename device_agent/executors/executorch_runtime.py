@@ -30,12 +30,6 @@ FIRST = "adapter"
 STATE = ("state.flat_b", "state.pairs", "state.pending", "state.optimized")
 
 
-def _load_operators() -> None:
-    """Loads the operators of ExecuTorch's LLM extension, if it is installed; inference programs call its attention."""
-    for library in Path(_C.__file__).parents[1].glob("llm/custom_ops/*custom_ops_aot_lib.*"):
-        torch.ops.load_library(library)
-
-
 class ExecuTorchExecutor:
     """The methods of one `.pte`, loaded from one program so that they share B."""
 
@@ -55,7 +49,9 @@ class ExecuTorchExecutor:
         path, weights = self._files
         began = time.monotonic()
         try:
-            _load_operators()
+            # Inference programs call the attention of ExecuTorch's LLM extension, if it is installed.
+            for library in Path(_C.__file__).parents[1].glob("llm/custom_ops/*custom_ops_aot_lib.*"):
+                torch.ops.load_library(library)
             program = _C._load_program(path, data_path=weights)
             self._names = tuple(program.get_method_name(index) for index in range(program.num_methods()))
             light = [name for name in self._names if not any(name in group for group in HEAVY)]

@@ -28,17 +28,12 @@ from device_agent.memory import peak_rss_bytes, rss_bytes
 FOLDERS = ("weights", "constants")  # of the archive; both contain tensors
 
 
-def best_device() -> torch.device:
-    """Returns the first GPU, or the CPU if there is none."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 class TorchExecutor:
     """The methods of one `.pt2`. They share tensors by name, and therefore B."""
 
     def __init__(self, program: Path, weights: Path, device: torch.device | None = None) -> None:
-        """Loads the program onto `device` (default: `best_device()`) with B = 0. Raises RuntimeFailed."""
-        self.device = device or best_device()
+        """Loads the program onto `device` with B = 0; default: the first GPU, or else the CPU. Raises RuntimeFailed."""
+        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._graphs: dict[str, Graph] = {}
         began = time.monotonic()
         try:

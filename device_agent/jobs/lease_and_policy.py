@@ -20,7 +20,7 @@ from device_agent.training.run_directory import RunDirectory
 from shared.errors import Gone, MobizoError, NotFound, Unauthorized
 from shared.job import Progress
 from shared.program import ProgramManifest
-from shared.protocol import Lease, LeaseState
+from shared.protocol import Lease
 from shared.result import Phase, Result
 from shared.rules import Rules
 from shared.transport import ByteProgress
@@ -89,7 +89,7 @@ class LeaseHeartbeat:
     def _send(self) -> float:
         """Sends one heartbeat; returns the seconds until the next one."""
         try:
-            self._apply_state(self._client.heartbeat(self._lease.id, self._progress))
+            state = self._client.heartbeat(self._lease.id, self._progress)
         except Unauthorized as error:
             _log.warning("the server refuses this device", detail=error.detail)
             self.refused.set()
@@ -102,16 +102,15 @@ class LeaseHeartbeat:
                 _log.warning("heartbeat failed; training continues", detail=error.detail)
             self._unreachable = True
             return self._retry.pause()
+        else:
+            if self._unreachable:
+                _log.info("the server answers again")
+            self._unreachable = False
+            self._interval = interval(self._client.clock.seconds_until(state.expires_at))
+            self._retry = Backoff(self._interval, LONGEST_RETRY_SECONDS)
+            if state.stop:
+                self.cancelled.set()
         return self._interval
-
-    def _apply_state(self, state: LeaseState) -> None:
-        if self._unreachable:
-            _log.info("the server answers again")
-        self._unreachable = False
-        self._interval = interval(self._client.clock.seconds_until(state.expires_at))
-        self._retry = Backoff(self._interval, LONGEST_RETRY_SECONDS)
-        if state.stop:
-            self.cancelled.set()
 
 
 def interval(remaining_seconds: float) -> float:
@@ -203,7 +202,12 @@ class PolicyGatedRun:
                     lost_at = None
                     pauses.reset()
                 lost_at = time.monotonic() if lost_at is None else lost_at
-                self._wait_for_phone(str(type(error).__doc__), time.monotonic() - lost_at, pauses.pause())
+                why = str(type(error).__doc__)
+                self._report_waiting(why)
+                if time.monotonic() - lost_at > PATIENCE_SECONDS:
+                    raise PolicyForbids(f"{why}; the job is released, the run is kept") from None
+                self.wait(pauses.pause())
+                self.check()
             finally:
                 self._count()
 
@@ -239,14 +243,6 @@ class PolicyGatedRun:
                 return move(lambda _arrived, _size: self._check_transfer(decide))
             except _TransferForbidden:
                 _log.info("transfer paused")
-
-    def _wait_for_phone(self, why: str, waited: float, pause: float) -> None:
-        """Waits for `pause` seconds. Raises PolicyForbids after PATIENCE_SECONDS of waiting, Halted."""
-        self._report_waiting(why)
-        if waited > PATIENCE_SECONDS:
-            raise PolicyForbids(f"{why}; the job is released, the run is kept")
-        self.wait(pause)
-        self.check()
 
     def _report_waiting(self, why: str) -> None:
         self._enter("waiting")

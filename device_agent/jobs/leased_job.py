@@ -139,7 +139,9 @@ class LeasedJob:
         except (Gone, NotFound) as error:
             return self._lost(error.detail)
         except TooLittleMemory as error:
-            return self._decline(error)
+            sizes = Decline(needed_bytes=error.needed, available_bytes=error.available)
+            self._notify(lambda: self.client.decline(self.lease.id, sizes))
+            return JobEnd(Outcome.DECLINED, error.detail)
         except (PolicyForbids, LeftOutOfRound, NoRunner, ExecutorEnded) as error:
             return self._release(error.detail, COOLDOWN_SECONDS)
         except (TooManyRequests, Unavailable) as error:
@@ -165,7 +167,13 @@ class LeasedJob:
             self.context.evaluator, self.lease.job.request.rules, self._report, self._must_stop, self.wait
         )
         self._remove_outdated(manifest)
-        cost = self._privacy_cost()
+        request = self.lease.job.request
+        cost = PrivacyCost(
+            job_id=self.lease.job.id,
+            dataset=request.dataset,
+            directory=self.dataset.directory,
+            spending=spending_of(request.privacy, request.training.steps),
+        )
         self.context.privacy.check(cost, self.run)
         result = self.run.result()
         # An update of a round and a private run have no scores of texts.
@@ -248,16 +256,6 @@ class LeasedJob:
         if changed or (plan.dataset != self.dataset.directory and self.run.result() is None):
             _log.warning("the job differs from its run on this device; the run starts again", job=plan.job_id)
             self.run.remove()
-
-    def _privacy_cost(self) -> PrivacyCost:
-        """Returns what this job's run spends of the data set's privacy."""
-        request = self.lease.job.request
-        return PrivacyCost(
-            job_id=self.lease.job.id,
-            dataset=request.dataset,
-            directory=self.dataset.directory,
-            spending=spending_of(request.privacy, request.training.steps),
-        )
 
     def _train(self, policy_run: PolicyGatedRun, manifest: ProgramManifest, cost: PrivacyCost) -> Result:
         policy_run.report(Progress(phase="downloading", steps=self.lease.job.request.training.steps))
@@ -396,12 +394,6 @@ class LeasedJob:
         """
         self._notify(lambda: self.client.fail(self.lease.id, JobError(code=error.code, detail=error.detail[:4000])))
         return JobEnd(Outcome.FAILED, error.detail)
-
-    def _decline(self, error: TooLittleMemory) -> JobEnd:
-        """Declines a job that needs more memory than available; the server may have a smaller program."""
-        numbers = Decline(needed_bytes=error.needed, available_bytes=error.available)
-        self._notify(lambda: self.client.decline(self.lease.id, numbers))
-        return JobEnd(Outcome.DECLINED, error.detail)
 
     def _release(self, detail: str, cooldown: float = 0.0) -> JobEnd:
         """Releases a job that cannot be trained now."""

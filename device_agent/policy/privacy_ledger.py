@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import Field
@@ -29,11 +28,6 @@ from device_agent.training.run_directory import RunDirectory
 from shared.federation.accounting import AccountingRequest, Spending
 from shared.privacy import ExamplePrivacy
 from shared.strict_model import StrictModel
-
-
-def can_account() -> bool:
-    """Returns whether dp-accounting is installed."""
-    return find_spec("dp_accounting") is not None
 
 
 def epsilon_in_child(spendings: Sequence[Spending], delta: float) -> float | None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol, get_args
@@ -148,8 +149,11 @@ class LinuxSensors:
             properties = self._ask(("loginctl", "show-session", "--no-pager", *arguments)) if sessions else ""
             if properties is not None:
                 return idle_seconds(properties, time.time(), psutil.boot_time())
-        reads = [_read_at(self._root / "dev" / user.terminal) for user in psutil.users() if user.terminal]
-        ago = [time.time() - at for at in reads if at is not None]
+        terminals = [self._root / "dev" / user.terminal for user in psutil.users() if user.terminal]
+        ago = []
+        for terminal in terminals:
+            with suppress(OSError):
+                ago.append(time.time() - terminal.stat().st_atime)
         return max(min(ago), 0.0) if ago else None
 
 
@@ -250,13 +254,6 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _read_at(path: Path) -> float | None:
-    try:
-        return path.stat().st_atime
-    except OSError:
-        return None
-
-
 def session_ids(listing: str) -> list[str]:
     """Returns the session ids in the output of `loginctl list-sessions --no-legend`."""
     return [line.split()[0] for line in listing.splitlines() if line.split()]
@@ -268,13 +265,10 @@ def idle_seconds(properties: str, now: float, boot: float) -> float:
     now, boot: seconds since 1970. A terminal reports when it was last read. A desktop reports its idle time only once
     it is idle; until then it is in use. Without sessions, counts from boot.
     """
-    last = [used for used in (_last_used(session, now) for session in _sessions(properties)) if used is not None]
+    blocks = (block.splitlines() for block in properties.split("\n\n"))
+    sessions = (dict(line.split("=", 1) for line in lines if "=" in line) for lines in blocks)
+    last = [used for used in (_last_used(session, now) for session in sessions) if used is not None]
     return max(now - max(last, default=boot), 0.0)
-
-
-def _sessions(properties: str) -> Iterator[dict[str, str]]:
-    for block in properties.split("\n\n"):
-        yield dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
 
 
 def _last_used(session: dict[str, str], now: float) -> float | None:

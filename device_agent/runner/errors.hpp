@@ -9,14 +9,10 @@ namespace mobizo {
 
 enum class Status : uint8_t { Ok = 0, Failed = 1, OutOfMemory = 2, FileUnreadable = 3 };
 
-class ExecutorError : public std::runtime_error {
-public:
-  ExecutorError(Status status, const std::string &text) : std::runtime_error(text), status_(status) {}
+struct ExecutorError : std::runtime_error {
+  ExecutorError(Status status, const std::string &text) : std::runtime_error(text), status(status) {}
 
-  Status status() const { return status_; }
-
-private:
-  Status status_;
+  const Status status;
 };
 
 } // namespace mobizo

@@ -110,7 +110,7 @@ void answer_exception(Connection &connection) {
   try {
     throw;
   } catch (const ExecutorError &error) {
-    connection.answer_error(error.status(), error.what());
+    connection.answer_error(error.status, error.what());
   } catch (const std::bad_alloc &) {
     connection.answer_error(Status::OutOfMemory, "memory ran out");
   } catch (const std::exception &error) {

@@ -9,7 +9,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
-
+#include <cstdlib>
 #include <unordered_map>
 
 extern "C" {
@@ -37,7 +37,7 @@ namespace mobizo {
 namespace {
 
 using Key = xnn_weights_cache_look_up_key;
-constexpr int SUCCESS = 0, UNINITIALIZED = 1; // xnn_status
+constexpr int SUCCESS = 0; // xnn_status
 
 std::unique_ptr<PackedKey> key_of(const Key *key) {
   return packed_weights->key_of(key->kernel, key->bias, key->seed, key->fingerprint_id);
@@ -86,11 +86,12 @@ void take_turn(const void *runtime) {
   last = runtime;
 }
 
-// Returns XNNPACK's own function, or null, which is reported.
+// Returns XNNPACK's own function. The executable links its library, so there is one.
 template <typename Function> Function next(const char *name) {
   void *function = dlsym(RTLD_NEXT, name);
   if (function == nullptr) {
     std::fprintf(stderr, "mobizo-runner: %s\n", dlerror());
+    std::abort();
   }
   return reinterpret_cast<Function>(function);
 }
@@ -106,9 +107,6 @@ __attribute__((visibility("default"))) int xnn_create_runtime_v4(void *subgraph,
   using namespace mobizo;
   static const auto create =
       next<int (*)(void *, xnn_weights_cache_provider *, void *, void *, uint32_t, void **)>("xnn_create_runtime_v4");
-  if (create == nullptr) {
-    return UNINITIALIZED;
-  }
   const bool ours = packed_weights != nullptr && cache != nullptr;
   take_turn(nullptr);
   const int status = create(subgraph, ours ? &provider : cache, workspace, threadpool, flags, runtime);
@@ -126,9 +124,6 @@ __attribute__((visibility("default"))) int xnn_create_runtime_v4(void *subgraph,
 __attribute__((visibility("default"))) int xnn_invoke_runtime(void *runtime) {
   using namespace mobizo;
   static const auto invoke = next<int (*)(void *)>("xnn_invoke_runtime");
-  if (invoke == nullptr) {
-    return UNINITIALIZED;
-  }
   if (transient_ranges().count(runtime) != 0) {
     take_turn(runtime);
   }
