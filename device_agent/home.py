@@ -12,7 +12,7 @@ budget.json   minutes trained on each day
 tasks.json    the owner's decisions about tasks (device_agent.policy.task_approvals)
 privacy.json  privacy spent on each data set (device_agent.policy.privacy_ledger)
 measurements/ what runs measured without having trained (device_agent.training.start_measurements)
-trained/      what this device trained to make each adapter file (device_agent.training.rehearsal)
+trained/      what this device trained to make each adapter file (device_agent.jobs.rehearsal)
 rounds.jsonl  federated rounds that this device took part in (device_agent.jobs.rounds)
 peers.json    other devices' keys, trusted on first use in masked rounds (device_agent.secure_aggregation)
 status.json   state of the daemon and outcome of its last job

@@ -28,8 +28,8 @@ from device_agent.errors import (
 from device_agent.executors.process import Launcher
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.jobs.continuation import Continuation
 from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
+from device_agent.jobs.rehearsal import Continuation, TrainingHistory
 from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
 from device_agent.jobs.start_choice import choose_start
 from device_agent.jobs.upload import Upload, UploadSummary
@@ -210,8 +210,9 @@ class LeasedJob:
     @property
     def _continuation(self) -> Continuation:
         context = self.context
+        history = TrainingHistory(context.home.trained)
         return Continuation(
-            self.lease, self.run, self.dataset, context.home.trained, context.datasets, context.tasks, context.privacy
+            self.lease, self.run, self.dataset, history, context.datasets, context.tasks, context.privacy
         )
 
     def _check_consent(self) -> None:

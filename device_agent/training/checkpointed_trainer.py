@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from device_agent.executors import F32, Arrays
 from device_agent.executors.program import Rates, scalar
-from device_agent.training.checkpoints import CHECKPOINT_STEPS
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.result import best_validation, recorded
 from device_agent.training.trainer import Split, Trainer
@@ -23,6 +22,8 @@ from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.zo.encoding import Example
 from shared.zo.proximal import proximal_step
+
+CHECKPOINT_STEPS = 10  # the maximum number of steps that a resumed run recomputes
 
 
 class CheckpointedTrainer(Trainer):

@@ -1,26 +1,28 @@
 """Reads the device's data, a directory of JSONL files, into splits for training and measurement.
 
 The data never leaves the device. A record that does not fit the task is left out. Whether a job fails depends on the
-number of records, and on noised counts of those that fit the task (`count_noise`), so that no single record's content
+number of records, and on noised counts of those that fit the task (`CountNoise`), so that no single record's content
 decides it. A split of which nothing fits has a blank example instead, and trains nothing. A record of a task of kind
 `text` becomes several examples, which stay in one split.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
 from device_agent.datasets.store import check_directory
-from device_agent.training.count_noise import CountNoise
 from device_agent.training.run_directory import ExampleCounts
-from shared.canonical import file_sha256
+from shared.canonical import canonical_json, file_sha256
 from shared.errors import InvalidDataset, MobizoError
 from shared.program import ProgramManifest
 from shared.recipe import Recipe
@@ -41,6 +43,8 @@ MIN_SHARE = 0.5  # of a file's records that must fit the task
 # Records below that share that never end a job: 10 scales of the noise, so that a small file whose records all fit does
 # not fail for its noise (probability below 1 in 40,000 for a file of any size).
 SLACK = 100
+EPSILON = 0.1  # that each count may tell of one record
+SCALE = 1 / EPSILON  # records
 MAX_REASONS = 20  # that are kept for the owner
 REASON_LENGTH = 500  # characters
 
@@ -175,6 +179,31 @@ def _blank(tokenizer: Tokenizer, candidates: int) -> Example:
     """
     tokens = tuple(token_ids(tokenizer, "x", special=False)[:1]) or (0,)
     return Example((Row(tokens, tokens),) * candidates, candidates - 1, truncated=False)
+
+
+@dataclass(frozen=True)
+class CountNoise:
+    """The noise of one device on one task's counts. key: of `AgentHome.noise_key`. task: the task as JSON.
+
+    Laplace noise of scale 1 / EPSILON hides whether a given record was counted: an observer who knows all other records
+    learns at most EPSILON about it (Dwork et al., TCC 2006). The noise is a function (HMAC-SHA256) of a secret of the
+    device and of what is counted. Asking again therefore gives the same answer, and repeated jobs cannot average the
+    noise away.
+    """
+
+    key: str
+    task: Any
+
+    def on(self, count: int, purpose: str, *of: Any) -> int:
+        """Returns the count of records plus its noise, rounded; it may be negative.
+
+        of: everything in addition to the task that the count depends on (JSON types), such as the file's sha256. Two
+        different counts must not share their noise: their difference would then be exact.
+        """
+        message = canonical_json([purpose, self.task, *of])
+        digest = hmac.new(bytes.fromhex(self.key), message, hashlib.sha256).digest()
+        centred = (int.from_bytes(digest[:8]) + 0.5) / 2**64 - 0.5  # uniform, in (-0.5, 0.5)
+        return count + round(-math.copysign(SCALE, centred) * math.log1p(-2 * min(abs(centred), 0.5 - 2**-53)))
 
 
 @dataclass

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+
+from tokenizers import Tokenizer
 
 from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.executors.process import Launcher
 from device_agent.executors.program import TrainingProgram
 from device_agent.memory import trim_heap
 from device_agent.training.checkpointed_trainer import trainer_of
-from device_agent.training.data import EarlierRecords, Splits, read_splits, text_format_of
+from device_agent.training.data import EarlierRecords, Splits, read_splits, sample, text_format_of
 from device_agent.training.dp_sampling import check_sample_size
-from device_agent.training.reference_texts import reference_examples
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
 from device_agent.training.start_measurements import StartMeasurements
+from shared.errors import InvalidDataset
 from shared.job import Progress
+from shared.recipe import Recipe
 from shared.result import Result
 from shared.stop_signal import never
+from shared.task import Task
 from shared.tokenizer import read_tokenizer
+from shared.zo.encoding import Example
+from shared.zo.writing import Encoder, TextFormat
+
+MAX_READ = 2_048  # tokens in the sequences of one measurement of reference texts
+PIECES = 8  # of one text, so that an idle agent stays small
+_REFERENCE_TASK = Task(name="reference", kind="text")
 
 
 def train_run(
@@ -75,3 +86,27 @@ def splits_of(run: RunDirectory, plan: RunPlan) -> Splits:
     vocabulary, dynamic = plan.manifest.shape.vocabulary, plan.dynamic_length
     reference = reference_examples(plan.reference_texts, tokenizer, recipe, vocabulary, dynamic=dynamic)
     return replace(splits, reference=reference or None)
+
+
+def reference_examples(
+    texts: Sequence[str], tokenizer: Tokenizer, recipe: Recipe, vocabulary: int, *, dynamic: bool
+) -> list[Example]:
+    """Returns pieces of the reference texts as examples for a recipe's `score`; the same ones for the same texts.
+
+    Their loss is measured at the start and at the end, so that an adapter which has lost general language is noticed.
+    They are scored by loss `full`, the whole vocabulary, whatever the recipe's loss is.
+
+    A piece has at most T tokens that count, and a text at most PIECES pieces. There are as many pieces as MAX_READ
+    tokens have room for, at least one: the measurement takes about as long as a few steps. Texts with tokens that the
+    base lacks are left out. vocabulary: rows of the embedding table. dynamic: sequences are only as long as the texts.
+    """
+    # Without the base's end token: whether a text has ended is a matter of its kind, and not of language.
+    encoder = Encoder(
+        _REFERENCE_TASK, tokenizer, recipe.model_copy(update={"loss": "full"}), TextFormat(vocabulary=vocabulary)
+    )
+    pieces: list[Example] = []
+    for number, text in enumerate(texts, 1):
+        with suppress(InvalidDataset):
+            pieces += sample(encoder.encode({"text": text}, f"reference text {number}"), PIECES)
+    length = max((piece.length for piece in pieces), default=1) if dynamic else recipe.sequence_length
+    return list(sample(pieces, max(MAX_READ // length, 1)))

@@ -20,16 +20,18 @@ lock                held while the run is trained
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shutil
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
+import numpy as np
 from pydantic import Field
 
 from device_agent.durable import Document, locked, read_document, write_document
-from device_agent.training.checkpoints import Checkpoints
 from device_agent.training.dp_sampling import DPSamples, load_or_draw
 from device_agent.training.run_plan import RunPlan
 from shared.durable import write_durably
@@ -40,6 +42,7 @@ from shared.strict_model import StrictModel
 from shared.zo.lora import F32, adapter_file
 
 KEPT_RUNS = 10  # directories; the newest
+_CHECKPOINT = re.compile(r"step-(\d+)\.bin")
 
 
 class ResourceUsage(StrictModel):
@@ -66,7 +69,7 @@ class ResourceUsage(StrictModel):
 
 class ExampleCounts(StrictModel):
     """How many records a training split has, how many of them were cut to the recipe's sequence length, and how many
-    do not fit the task. The latter two have noise (`count_noise`). answer_tokens: how many answer tokens each measured
+    do not fit the task. The latter two have noise (`CountNoise`). answer_tokens: how many answer tokens each measured
     split has, where the task writes text.
     """
 
@@ -82,6 +85,46 @@ class References(StrictModel):
     train: list[tuple[float, ...]]
     validation: list[tuple[float, ...]]
     test: list[tuple[float, ...]]
+
+
+class Checkpoints:
+    """B and the optimizer's state after some steps, one NumPy archive each, keyed by the number of completed steps."""
+
+    def __init__(self, path: Path) -> None:
+        """path: a directory; the first write creates it."""
+        self.path = path
+
+    def steps(self) -> list[int]:
+        """Returns the numbers of steps that have a checkpoint, ascending."""
+        if not self.path.is_dir():
+            return []
+        names = (_CHECKPOINT.fullmatch(file.name) for file in self.path.iterdir())
+        return sorted(int(name[1]) for name in names if name)
+
+    def read(self, step: int) -> F32 | None:
+        """Returns the state, float32 (M,), after `step` steps; None if the checkpoint is absent or damaged."""
+        # A damaged archive raises errors of many kinds.
+        with suppress(Exception), np.load(self._file(step)) as archive:
+            state: F32 = archive["state"]
+            return state
+        return None
+
+    def write(self, step: int, state: F32) -> None:
+        """Stores the state, float32 (M,), after `step` steps; it is durable when this method returns."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        archive = io.BytesIO()
+        np.savez(archive, state=state)
+        write_durably(self._file(step), archive.getvalue())
+
+    def keep(self, steps: Iterable[int]) -> None:
+        """Removes all checkpoints except those of `steps`."""
+        kept_steps = set(steps)
+        for step in self.steps():
+            if step not in kept_steps:
+                self._file(step).unlink(missing_ok=True)
+
+    def _file(self, step: int) -> Path:
+        return self.path / f"step-{step}.bin"
 
 
 class RunDirectory:

@@ -42,7 +42,7 @@ class RunPlan(StrictModel):
     program: Path
     weights: Path
     tokenizer: Path
-    noise_key: Sha256 = Field(description="of the noise on counts of records (`count_noise`); stays on the device")
+    noise_key: Sha256 = Field(description="of the noise on counts of records (`CountNoise`); stays on the device")
     start: Path | None = None
     start_sha256: Sha256 | None = None
     round: RoundTask | None = Field(None, description="of a cohort; null: the run is its user's own")

@@ -30,7 +30,6 @@ from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import SplitMetrics, log_probabilities, split_metrics
 from device_agent.training.prefix import PrefixCache, UpcomingTexts, prefix_cache, split_prefix
 from device_agent.training.progress import RunProgress
-from device_agent.training.reference_texts import full_loss
 from device_agent.training.result import build_result, out_of_patience, recorded, uploaded_validation
 from device_agent.training.run_directory import References, ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
@@ -242,7 +241,7 @@ class Trainer:
         if self._dp_samples is not None or examples is None or known is not None:
             return
 
-        recipe = full_loss(self._recipe) if split == "reference" else self._recipe
+        recipe = self._recipe.model_copy(update={"loss": "full"}) if split == "reference" else self._recipe
         if recipe.loss in PREFERENCE_LOSSES and self._steps == 0:
             measured = split_metrics(examples, [example.reference for example in examples], recipe)
         elif step == 0 and self._kept is not None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from device_agent.training.count_noise import SCALE, CountNoise
+from device_agent.training.data import SCALE, CountNoise
 from tests.device_agent.tiny import TASK
 
 

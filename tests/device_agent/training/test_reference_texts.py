@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from device_agent.jobs.leased_job import Outcome
-from device_agent.training.reference_texts import MAX_READ, reference_examples
+from device_agent.training.run import MAX_READ, reference_examples
 from device_agent.training.run_plan import own_texts
 from shared.canonical import file_sha256
 from shared.privacy import ExamplePrivacy

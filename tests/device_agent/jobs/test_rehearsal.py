@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from device_agent.datasets.store import AvailableDatasets, DatasetStore, HeldDataset
 from device_agent.jobs.leased_job import Outcome
+from device_agent.jobs.rehearsal import TrainingHistory, count_new_records, prepare_rehearsal
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from device_agent.training.batch_sampler import BatchSampler
 from device_agent.training.data import EarlierRecords, read_splits
-from device_agent.training.rehearsal import TrainingHistory, count_new_records, prepare_rehearsal
 from shared.canonical import file_sha256
 from shared.job import TOO_FEW_NEW_RECORDS, Repeat
 from shared.privacy import ExamplePrivacy
