@@ -52,6 +52,14 @@ class Sampler:
         return int(self._random.choice(len(probabilities), p=probabilities))
 
 
+def log_softmax(logits: F32) -> NDArray[np.float64]:
+    """Returns the log-probabilities (V,) of logits (V,), nats."""
+    values = logits.astype(np.float64)
+    values -= values.max()
+    shifted: NDArray[np.float64] = values - np.log(np.exp(values).sum())
+    return shifted
+
+
 def generated_token(token: int, logits: F32, count: int | None) -> GeneratedToken:
     """Returns a token with its log-probability and the `count` likeliest tokens with theirs, in nats, from logits (V,).
 
@@ -59,8 +67,6 @@ def generated_token(token: int, logits: F32, count: int | None) -> GeneratedToke
     """
     if count is None:
         return GeneratedToken(token=token)
-    values = logits.astype(np.float64)
-    values -= values.max()
-    values -= np.log(np.exp(values).sum())
+    values = log_softmax(logits)
     top_tokens = tuple((int(index), float(values[index])) for index in np.argsort(-values, kind="stable")[:count])
     return GeneratedToken(token=token, log_probability=float(values[token]), likeliest=top_tokens)

@@ -74,15 +74,13 @@ def _records(model: PersonalModel, text: str | None, fields: list[str]) -> Itera
 
 
 def _show(prediction: Prediction, json_lines: bool) -> None:
-    if json_lines:
-        candidates = [vars(candidate) for candidate in prediction.candidates]
-        best = prediction.best
-        facts = {"answer": best.text, "label": best.label, "candidates": candidates, "truncated": prediction.truncated}
-        typer.echo(json.dumps(facts))
-        return
+    candidates = [vars(candidate) for candidate in prediction.candidates]
+    best = prediction.best
+    facts = {"answer": best.text, "label": best.label, "candidates": candidates, "truncated": prediction.truncated}
     ranked = sorted(prediction.candidates, key=lambda candidate: -candidate.log_probability)
     line = "  ".join(f"{candidate.text.strip()} {candidate.probability:.1%}" for candidate in ranked)
-    typer.echo(line + ("  (the text was truncated to the program's length)" if prediction.truncated else ""))
+    line += "  (the text was truncated to the program's length)" if prediction.truncated else ""
+    show(json_lines, facts, line)
 
 
 @app.command()
@@ -154,15 +152,13 @@ def samples(
     from device_agent.inference.samples import write_samples
 
     agent_home = AgentHome.locate(home)
-    samples = write_samples(agent_home, name, DatasetStore(agent_home.data).directory(data), limit, max_tokens)
-    if json_lines:
-        typer.echo(json.dumps({"split": samples.split, "texts": [vars(each) for each in samples.texts]}))
-        return
-    typer.echo(f"held-out records of {data} ({samples.split}):")
-    for number, text in enumerate(samples.texts, 1):
-        typer.echo(f"\n{number}  {text.prompt}")
+    split, texts = write_samples(agent_home, name, DatasetStore(agent_home.data).directory(data), limit, max_tokens)
+    lines = [f"held-out records of {data} ({split}):"]
+    for number, text in enumerate(texts, 1):
+        lines.append(f"\n{number}  {text.prompt}")
         for label, content in (("own text", text.own), ("base model", text.base), (name, text.adapter)):
-            typer.echo(f"   {label}: {content.strip()}")
+            lines.append(f"   {label}: {content.strip()}")
+    show(json_lines, {"split": split, "texts": [vars(each) for each in texts]}, "\n".join(lines))
 
 
 def _read_line() -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import signal
 import time
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Annotated
 import typer
 
 from device_agent.android.adb import Adb
-from device_agent.cli.options import AdbOption, DataOption, HomeOption, JsonOption, RulesOption, show
+from device_agent.cli.options import AdbOption, DataOption, HomeOption, JsonOption, RulesOption, check_name, show
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display, LogFile, Watchdog, configure_logs, log_path, readable, tail
 from device_agent.datasets.store import check_directory
@@ -27,7 +25,6 @@ from device_agent.policy.privacy_ledger import PrivacyLedger
 from device_agent.policy.sensors import LinuxSensors, PhoneWithHost
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from shared.errors import BadRequest, MobizoError
-from shared.job import NAME
 
 STOP_SECONDS = 60.0  # `stop` waits this long for the current step
 POLL_SECONDS = 0.1
@@ -108,17 +105,15 @@ def status(rules: RulesOption = None, home: HomeOption = None, json_lines: JsonO
     paused = agent_home.paused.exists()
     spendings = PrivacyLedger(agent_home.privacy, load_consents(rules or agent_home.rules)).summary()
     waiting = sum(entry.state is TaskState.WAITING for entry in TaskApprovals(agent_home.tasks).decisions())
-    if json_lines:
-        facts = {"server": config.server, "name": config.name, "device_id": config.device_id}
-        details = daemon_status.model_dump(mode="json") if daemon_status is not None else {}
-        own = {"privacy": [spending.model_dump() for spending in spendings], "tasks_waiting": waiting}
-        typer.echo(json.dumps(facts | details | {"running": running, "paused": paused, "state": state} | own))
-        return
+    facts = {"server": config.server, "name": config.name, "device_id": config.device_id}
+    details = daemon_status.model_dump(mode="json") if daemon_status is not None else {}
+    own = {"privacy": [spending.model_dump() for spending in spendings], "tasks_waiting": waiting}
+    facts |= details | {"running": running, "paused": paused, "state": state} | own
     lines = [f"{config.name} ({config.device_id}) at {config.server}: {state}"]
     lines += _status_lines(daemon_status or DaemonStatus(), running, paused)
     if waiting:
         lines.append(f"tasks that wait for your decision: {waiting}; see `mobizo-agent task list`")
-    typer.echo("\n".join(lines + [spending.line() for spending in spendings]))
+    show(json_lines, facts, "\n".join(lines + [spending.line() for spending in spendings]))
 
 
 def _status_lines(daemon_status: DaemonStatus, running: bool, paused: bool) -> list[str]:
@@ -208,8 +203,9 @@ def parse_datasets(options: list[str]) -> dict[str, Path]:
     datasets: dict[str, Path] = {}
     for option in options:
         name, equals, directory = option.partition("=")
-        if not equals or not re.fullmatch(NAME, name) or not directory:
-            raise BadRequest(f"--data {option!r} must be NAME=DIR; NAME is lower-case letters, digits, '.', '_' or '-'")
+        if not equals or not directory:
+            raise BadRequest(f"--data {option!r} must be NAME=DIR")
+        check_name("--data", name)
         if name in datasets:
             raise BadRequest(f"--data names {name!r} twice")
         path = Path(directory).expanduser().resolve()

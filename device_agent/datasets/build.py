@@ -263,27 +263,26 @@ class _Builder:
     def read(self, source: Source) -> None:
         """Adds the records of a file."""
         outcome = self.outcome
-        with source.path.open("rb") as raw:
-            names: Collection[str] = ()  # of the first record
-            found = set[str]()
-            for number, (location, record) in enumerate(source.records(raw, self._fields.columns.values())):
-                if number == 0:
-                    names = tuple(record)
-                if self._fields.constants:
-                    self._fields.check_constants(location, record)
-                outcome.read += 1
-                fields = self._fields.apply(record)
-                found.update(fields)
-                if all(value is None or (isinstance(value, str) and not value.strip()) for value in fields.values()):
-                    outcome.empty += 1
-                    continue
-                fields |= self._fields.constants
-                if self.keep(location, fields):
-                    outcome.added += 1
-                    if len(outcome.preview) < PREVIEW:
-                        outcome.preview.append(fields)
-            if names:
-                self._fields.check_columns(source.path, found, names)
+        names: Collection[str] = ()  # of the first record
+        found = set[str]()
+        for number, (location, record) in enumerate(source.records(self._fields.columns.values())):
+            if number == 0:
+                names = tuple(record)
+            if self._fields.constants:
+                self._fields.check_constants(location, record)
+            outcome.read += 1
+            fields = self._fields.apply(record)
+            found.update(fields)
+            if all(value is None or (isinstance(value, str) and not value.strip()) for value in fields.values()):
+                outcome.empty += 1
+                continue
+            fields |= self._fields.constants
+            if self.keep(location, fields):
+                outcome.added += 1
+                if len(outcome.preview) < PREVIEW:
+                    outcome.preview.append(fields)
+        if names:
+            self._fields.check_columns(source.path, found, names)
 
     def keep(self, location: str, record: dict[str, Any]) -> bool:
         """Writes a record to its split; returns False and counts it if it is a duplicate or too long."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from device_agent.datasets.mail import read_mbox
 from shared.errors import BadRequest, InvalidDataset
@@ -80,8 +80,8 @@ class Source:
     delimiter: str | None
     encoding: str | None
 
-    def records(self, raw: BinaryIO, columns: Collection[str] = ()) -> Iterator[Located]:
-        """Yields the records of the file, which `raw` has open at its beginning.
+    def records(self, columns: Collection[str] = ()) -> Iterator[Located]:
+        """Yields the records of the file.
 
         columns: those that are needed; the others may be without name or value. Empty: all. Raises InvalidDataset for a
         file that is not what its format says, and BadRequest for Parquet without pyarrow.
@@ -94,13 +94,11 @@ class Source:
             yield from _parquet(self.path, columns)
             return
         newline = "" if self.format in (Format.CSV, Format.TSV) else None
-        text = io.TextIOWrapper(raw, self.encoding, newline=newline)
         try:
-            yield from _TEXT_READERS[self.format](text, self, columns)
+            with self.path.open(encoding=self.encoding, newline=newline) as text:
+                yield from _TEXT_READERS[self.format](text, self, columns)
         except UnicodeError as error:
             raise _undecodable(self.path, self.encoding, error) from error
-        finally:
-            text.detach()
 
 
 def open_source(

@@ -45,14 +45,6 @@ class Sample:
     adapter: str
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Held-out texts. split: the file that they are from; records of `train` are those that training holds out."""
-
-    split: str
-    texts: tuple[Sample, ...]
-
-
 def held_out(directory: Path, count: int) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     """Returns the split and up to `count` of its records, each with its place in its file; the same ones each time.
 
@@ -66,8 +58,10 @@ def held_out(directory: Path, count: int) -> tuple[str, list[tuple[str, dict[str
     return "train", list(sample(records, count))
 
 
-def write_samples(home: AgentHome, name: str, directory: Path, count: int, max_tokens: int) -> Samples:
+def write_samples(home: AgentHome, name: str, directory: Path, count: int, max_tokens: int) -> tuple[str, list[Sample]]:
     """Lets the base model and then an adapter continue the prompts of held-out records, each at temperature 0.
+
+    Returns the split that the records are from, and their texts; of `train` they are those that training holds out.
 
     max_tokens: of each text. Raises BadRequest if the adapter's task does not write text, InvalidDataset if no record
     fits, and as `load_program`.
@@ -87,13 +81,10 @@ def write_samples(home: AgentHome, name: str, directory: Path, count: int, max_t
     finally:
         model.close()
     text = model.tokenizer.decode
-    return Samples(
-        split,
-        tuple(
-            Sample(text(prompt.tokens), text(prompt.own[:max_tokens]), first, second)
-            for prompt, first, second in zip(prompts, base, adapted, strict=True)
-        ),
-    )
+    return split, [
+        Sample(text(prompt.tokens), text(prompt.own[:max_tokens]), first, second)
+        for prompt, first, second in zip(prompts, base, adapted, strict=True)
+    ]
 
 
 def held_out_prompts(

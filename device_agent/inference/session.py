@@ -7,7 +7,6 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from device_agent.executors import F32, Executor
 from device_agent.executors.choice import LauncherSelector
@@ -17,11 +16,9 @@ from shared.errors import BadRequest
 from shared.generated_text import GeneratedToken
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
-from shared.sampling import Sampler, generated_token
+from shared.sampling import Sampler, generated_token, log_softmax
 from shared.zo.encoding import Row
 from shared.zo.packing import ScoringPlan
-
-F64 = NDArray[np.float64]
 
 
 def open_inference(
@@ -150,11 +147,3 @@ class InferenceSession(LoadedProgram):
             raise BadRequest(
                 f"{len(tokens)} tokens and {max_tokens} more exceed the program's context of {self._context} tokens"
             )
-
-
-def log_softmax(logits: F32) -> F64:
-    """Returns the log-probabilities (..., V), nats."""
-    values = logits.astype(np.float64)
-    values -= values.max(axis=-1, keepdims=True)
-    shifted: F64 = values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
-    return shifted

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import structlog
 from pydantic import BaseModel, Field, FiniteFloat, RootModel, StrictBool, StrictInt, ValidationError
@@ -89,19 +89,8 @@ def load_consents(path: Path) -> OwnerConsent:
 
 
 def _load(path: Path, model: type[Model], valid_values: Mapping[str, str]) -> Model:
-    document = _read_rules(path)
     try:
-        return model.model_validate({key: value for key, value in document.items() if key in valid_values})
-    except ValidationError as error:
-        key = str(first_invalid(error).location[0])
-        raise BadRequest(f"{path}: {key} must be {valid_values[key]}") from error
-
-
-def _read_rules(path: Path) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(path.read_text("utf-8-sig"))
-    except FileNotFoundError:
-        return {}
+        document = tomllib.loads(path.read_text("utf-8-sig")) if path.exists() else {}
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path} cannot be read ({error})") from error
     except tomllib.TOMLDecodeError as error:
@@ -109,7 +98,11 @@ def _read_rules(path: Path) -> dict[str, Any]:
     for key in document:
         if key not in ALLOWED | CONSENTS:
             raise BadRequest(f"{path}: {key!r} is not a rule; the rules are {', '.join(ALLOWED | CONSENTS)}")
-    return document
+    try:
+        return model.model_validate({key: value for key, value in document.items() if key in valid_values})
+    except ValidationError as error:
+        key = str(first_invalid(error).location[0])
+        raise BadRequest(f"{path}: {key} must be {valid_values[key]}") from error
 
 
 class PolicyEvaluator:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -222,7 +222,9 @@ class _Reader:
         """Returns one entry for each line that is not blank. Raises InvalidDataset if the file cannot be read."""
         self._fit = 0
         try:
-            records = [self._record(line, f"{path}:{number}") for number, line in _lines(path)]
+            with path.open("rb") as file:
+                lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+                records = [self._record(line, f"{path}:{number}") for number, line in lines]
             self.files[path.name] = len(records), self._fit, file_sha256(path)
         except OSError as error:
             raise InvalidDataset(f"{path}: cannot be read ({error})") from error
@@ -333,11 +335,6 @@ class _Reader:
         self.unusable += 1
         if len(self.reasons) < MAX_REASONS:
             self.reasons.append(reason[:REASON_LENGTH])
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
-        yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
 def hold_out(examples: Sequence[T], directory: Path) -> tuple[list[T], list[T]]:

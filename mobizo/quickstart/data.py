@@ -151,12 +151,11 @@ def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
     """
     columns, found = dict[str, None](), set[str]()
     values: dict[str, Any] = {}  # of the fields that are not blank
-    with source.path.open("rb") as file:
-        for _, record in islice(source.records(file, fields.columns.values()), LOOKED_AT):
-            columns |= dict.fromkeys(record)
-            applied = fields.apply(record)
-            found.update(applied)
-            values |= {name: value for name, value in applied.items() if value is not None and str(value).strip()}
+    for _, record in islice(source.records(fields.columns.values()), LOOKED_AT):
+        columns |= dict.fromkeys(record)
+        applied = fields.apply(record)
+        found.update(applied)
+        values |= {name: value for name, value in applied.items() if value is not None and str(value).strip()}
     if not columns:
         is_table = source.format in (Format.CSV, Format.TSV)
         advice = "; a table needs rows below the row with the names of its columns" if is_table else ""
@@ -186,17 +185,16 @@ def _suggest_choice(name: str, source: Source, fields: FieldMap) -> Task:
     Labels that differ by white space or case are one. The name of the label's column ends the prompt.
     """
     spellings: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    with source.path.open("rb") as file:
-        for _, record in source.records(file, fields.columns.values()):
-            label = field_value(fields.apply(record), LABEL)
-            if isinstance(label, (dict, list)):
-                raise BadRequest(
-                    f"column {fields.columns.get(LABEL, LABEL)!r} of {source.path} has objects or lists; a label is a "
-                    f"text or a number: --map {LABEL}=COLUMN.NAME reads it in an object"
-                )
-            if label is not MISSING and (key := label_key(label)):
-                is_number = isinstance(label, (bool, float)) or key.lstrip("-").isdigit()
-                spellings[key][key if is_number else " ".join(str(label).split())] += 1
+    for _, record in source.records(fields.columns.values()):
+        label = field_value(fields.apply(record), LABEL)
+        if isinstance(label, (dict, list)):
+            raise BadRequest(
+                f"column {fields.columns.get(LABEL, LABEL)!r} of {source.path} has objects or lists; a label is a "
+                f"text or a number: --map {LABEL}=COLUMN.NAME reads it in an object"
+            )
+        if label is not MISSING and (key := label_key(label)):
+            is_number = isinstance(label, (bool, float)) or key.lstrip("-").isdigit()
+            spellings[key][key if is_number else " ".join(str(label).split())] += 1
     frequent = sorted(counts.most_common(1)[0][0] for counts in spellings.values() if counts.total() >= MIN_RECORDS)
     column = fields.columns.get(LABEL, LABEL)
     if any(len(text) > MAX_LABEL for text in frequent):

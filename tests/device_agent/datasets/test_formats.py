@@ -23,8 +23,7 @@ RECORDS = [
 
 
 def read(path, form=None, delimiter=None, encoding=None, columns=()):
-    with path.open("rb") as raw:
-        return list(open_source(path, form, delimiter, encoding).records(raw, columns))
+    return list(open_source(path, form, delimiter, encoding).records(columns))
 
 
 def fields(path, **options):
@@ -312,8 +311,7 @@ def test_a_reader_holds_one_record(tmp_path, name):
     source = open_source(path, None, None, None)
     tracemalloc.start()
     try:
-        with path.open("rb") as raw:
-            assert sum(1 for _ in source.records(raw)) == count
+        assert sum(1 for _ in source.records()) == count
         assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 2
     finally:
         tracemalloc.stop()

@@ -19,10 +19,11 @@ def test_samples_are_held_out_and_what_the_models_write(home, rademacher, server
     keep_adapter(home, rademacher, server_key, task=task)
     samples = write_samples(home, "alice-movies", dataset, 4, 5)
     records = [json.loads(line) for line in (dataset / "test.jsonl").read_text().splitlines()]
-    assert (samples.split, len(samples.texts)) == ("test", 4)
+    split, texts = samples
+    assert (split, len(texts)) == ("test", 4)
     assert write_samples(home, "alice-movies", dataset, 4, 5) == samples
     models = {name: open_personal(home, "alice-movies", base=name == "base") for name in ("base", "adapter")}
-    for each in samples.texts:
+    for each in texts:
         if task is SEQUEL:
             assert each.prompt in [record["text"] for record in records]
             assert each.own == " It was"
