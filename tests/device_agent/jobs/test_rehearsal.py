@@ -71,13 +71,13 @@ def prepare(run, history, dataset, others, may_read=lambda _: True):
 
 
 def test_what_was_trained_is_known_by_its_hash_while_it_only_grows(run, history, dataset, others, tmp_path):
-    history.record("1" * 64, None, "products", TASK, others["products"])
+    history.record("1" * 64, None, "products", TASK, others.directories()["products"])
     history.record("2" * 64, "1" * 64, "movies", TASK, dataset)
-    copied = sorted((others["products"] / "train.jsonl").read_bytes().splitlines())
+    copied = sorted((others.directories()["products"] / "train.jsonl").read_bytes().splitlines())
     for name in ("train.jsonl", "test.jsonl"):
         with (dataset / name).open("a") as file:
             file.write('{"text": "new", "label": "positive"}\n')
-    with (others["products"] / "train.jsonl").open("a") as file:
+    with (others.directories()["products"] / "train.jsonl").open("a") as file:
         file.write('{"text": "not trained", "label": "positive"}\n')
     assert prepare(run, history, dataset, others) == {"train": 13, "validation": 9, "test": 7}
     assert sorted(run.rehearsed.read_bytes().splitlines()) == copied
@@ -85,8 +85,8 @@ def test_what_was_trained_is_known_by_its_hash_while_it_only_grows(run, history,
     prepare(run, history, dataset, others, lambda held: held.name != "products")
     assert run.rehearsed.read_bytes() == b""
     write_records(dataset / "train.jsonl", 20, 8)
-    write_records(others["products"] / "train.jsonl", 20, 8)
-    (others["products"] / "test.jsonl").unlink()
+    write_records(others.directories()["products"] / "train.jsonl", 20, 8)
+    (others.directories()["products"] / "test.jsonl").unlink()
     assert prepare(run, history, dataset, others) == {"train": 0, "validation": 9, "test": 7}
     assert run.rehearsed.read_bytes() == b""
     assert history.behind("3" * 64) == ()
@@ -197,10 +197,10 @@ def test_a_job_that_repeats_is_trained_once_enough_records_are_new(
 def test_a_private_job_rehearses_nothing_and_is_not_rehearsed(
     make, enrolled, server, server_key, clipped, dataset, others
 ):
-    daemon = make(enrolled, {"movies": dataset, "products": others["products"]})
+    daemon = make(enrolled, {"movies": dataset, "products": others.directories()["products"]})
     start = vouched(clipped, server_key)
     history = TrainingHistory(enrolled.trained)
-    history.record(start[0].manifest.sha256, None, "products", TASK, others["products"])
+    history.record(start[0].manifest.sha256, None, "products", TASK, others.directories()["products"])
     privacy = ExamplePrivacy(clip=0.5, noise_multiplier=1.0, sampling_rate=0.2)
     repeat = Repeat(every="7d", min_new_records=1_000)
     server.add_job(clipped, start=start, steps=2, privacy=privacy, repeat=repeat)
