@@ -72,10 +72,10 @@ class HeldDataset:
     path: Path  # of the data set; a link if it belongs to the home
     directory: Path  # of one version, which stays as it is even if the name gets another one
 
-    def check(self) -> None:
-        """Raises DatasetRemoved if the owner has removed the data set."""
-        if not (self.path / "train.jsonl").is_file():
-            raise DatasetRemoved(self.name)
+    @property
+    def is_removed(self) -> bool:
+        """Whether the owner has removed the data set."""
+        return not (self.path / "train.jsonl").is_file()
 
 
 class DatasetStore:
@@ -228,5 +228,6 @@ class AvailableDatasets:
                 yield held
         else:
             held = HeldDataset(name, directory, directory)
-            held.check()
+            if held.is_removed:
+                raise DatasetRemoved(name)
             yield held

@@ -149,8 +149,8 @@ class LeasedJob:
         except (OwnerRefuses, TooFewNewRecords) as error:
             return self._refuse(error)
         except MobizoError as error:
-            if (removed := self._removed()) is not None:
-                return self._release(removed.detail)
+            if self.dataset.is_removed:
+                return self._release(DatasetRemoved(self.dataset.name).detail)
             return self._fail(public_error(error), error.detail)
         except OSError as error:
             return self._release(describe_error(error))
@@ -353,15 +353,7 @@ class LeasedJob:
         return self.lease.job.request.privacy is not None
 
     def _must_stop(self) -> bool:
-        return self.heartbeat.ended or self.wait(0) or self._removed() is not None
-
-    def _removed(self) -> DatasetRemoved | None:
-        """Returns the error of a data set that the owner has removed since the job began."""
-        try:
-            self.dataset.check()
-        except DatasetRemoved as error:
-            return error
-        return None
+        return self.heartbeat.ended or self.wait(0) or self.dataset.is_removed
 
     def _halted(self) -> JobEnd:
         if self.heartbeat.cancelled.is_set():
@@ -371,8 +363,8 @@ class LeasedJob:
             return self._refused("its token is no longer valid")
         if self.heartbeat.lost.is_set():
             return self._lost("the lease has ended")
-        if (removed := self._removed()) is not None:
-            return self._release(removed.detail)
+        if self.dataset.is_removed:
+            return self._release(DatasetRemoved(self.dataset.name).detail)
         self._notify(lambda: self.client.leave(self.lease.id))
         return JobEnd(Outcome.INTERRUPTED)
 

@@ -14,20 +14,12 @@ import structlog
 from device_agent.home import AgentHome
 from device_agent.jobs.lease_and_policy import PolicyGatedRun
 from device_agent.jobs.upload import UploadSummary, until_answered
-from device_agent.protocol.client import DeviceClient
-from device_agent.secure_aggregation.participant import DeviceMessage, SecureAggregationParticipant, trust_keys
+from device_agent.protocol.client import DeviceClient, LeaseSecureAggregationTransport
+from device_agent.secure_aggregation.participant import SecureAggregationParticipant, trust_keys
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import Untrusted
 from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.fixed_point import IntegerVector, encode
-from shared.federation.secure_aggregation.messages import (
-    Advertisement,
-    Consent,
-    Phase,
-    SealedShares,
-    SecureAggregationView,
-    Unmasking,
-)
 from shared.federation.secure_aggregation.redaction import NO_FILE, redacted_result
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.job import Progress
@@ -35,35 +27,11 @@ from shared.protocol import Lease
 from shared.result import Result
 from shared.zo.lora import load_adapter
 
-ROUTES = {Advertisement: "keys", SealedShares: "shares", Consent: "consent", Unmasking: "unmask"}
 CHECK_SECONDS = 3.0  # between polls while waiting for other devices
 GONE = "its round has ended"
 WAITING = "the masked update is ready; waiting for the other devices of the round"
 
 _log = structlog.get_logger()
-
-
-@dataclass
-class LeaseSecureAggregationTransport:
-    """The masked round's routes under one lease; counts the bytes sent."""
-
-    client: DeviceClient
-    lease_id: str
-    sent_bytes: int = 0
-
-    def fetch_view(self, known_phase: Phase | None) -> SecureAggregationView:
-        """Returns the round's current state."""
-        return self.client.secure_aggregation(self.lease_id, known_phase)
-
-    def send(self, message: DeviceMessage) -> SecureAggregationView:
-        """Sends this device's message of a phase."""
-        self.sent_bytes += len(message.model_dump_json())
-        return self.client.post_secure_aggregation(self.lease_id, ROUTES[type(message)], message)
-
-    def mask(self, vector: bytes) -> SecureAggregationView:
-        """Sends the masked update."""
-        self.sent_bytes += len(vector)
-        return self.client.upload_masked(self.lease_id, vector)
 
 
 @dataclass(frozen=True)

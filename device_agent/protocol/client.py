@@ -6,6 +6,7 @@ import platform
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -14,9 +15,17 @@ from typing import Any, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ValidationError
 
+from device_agent.secure_aggregation.participant import DeviceMessage
 from shared.capabilities import Capabilities
 from shared.errors import ClockSkew, MobizoError, ReplayedRequest
-from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
+from shared.federation.secure_aggregation.messages import (
+    Advertisement,
+    Consent,
+    Phase,
+    SealedShares,
+    SecureAggregationView,
+    Unmasking,
+)
 from shared.job import JobError, JobStart, Progress
 from shared.key_rotation import ServerKeys
 from shared.program import ProgramFile
@@ -40,6 +49,7 @@ from shared.transport import ByteProgress, Transport
 HEARTBEAT_TIMEOUT = 10.0  # seconds
 LEAVE_TIMEOUT = 2.0
 _ADAPTERS = "/v1/devices/self/adapters"
+ROUTES = {Advertisement: "keys", SealedShares: "shares", Consent: "consent", Unmasking: "unmask"}
 REPLAY_TIMEOUT = 180.0  # seconds in which the server replays a trajectory, behind others in the queue
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -140,19 +150,6 @@ class DeviceClient:
         timeout = None if trajectory_sha256 is None else REPLAY_TIMEOUT
         return self._post(receipt, f"/v1/leases/{lease_id}/complete", body, timeout=timeout)
 
-    def secure_aggregation(self, lease_id: str, known_phase: Phase | None) -> SecureAggregationView:
-        """Returns the state of a job's masked round; leaves out the data of `known_phase`."""
-        query = "" if known_phase is None else f"?known={known_phase}"
-        return _read(SecureAggregationView, self._request("GET", f"/v1/leases/{lease_id}/masking{query}"))
-
-    def post_secure_aggregation(self, lease_id: str, phase: str, body: BaseModel) -> SecureAggregationView:
-        """Sends this device's message of a masked round's phase: keys, shares, consent or unmask."""
-        return self._post(SecureAggregationView, f"/v1/leases/{lease_id}/masking/{phase}", body)
-
-    def upload_masked(self, lease_id: str, vector: bytes) -> SecureAggregationView:
-        """Uploads a masked update."""
-        return self._put(SecureAggregationView, f"/v1/leases/{lease_id}/masking/vector", vector)
-
     def download(self, file: ProgramFile, target: Path, progress: ByteProgress | None = None) -> None:
         """Downloads a program file to `target`. Raises Untrusted if its hash differs."""
         self._transport.download(
@@ -212,6 +209,32 @@ class DeviceClient:
         if moment.tzinfo is None:
             raise error
         self.clock.set(moment)
+
+
+@dataclass
+class LeaseSecureAggregationTransport:
+    """The masked round's routes under one lease (`SecureAggregationTransport`); counts the bytes sent."""
+
+    client: DeviceClient
+    lease_id: str
+    sent_bytes: int = 0
+
+    def fetch_view(self, known_phase: Phase | None) -> SecureAggregationView:
+        """Returns the round's current state."""
+        query = "" if known_phase is None else f"?known={known_phase}"
+        content = self.client._request("GET", f"/v1/leases/{self.lease_id}/masking{query}")
+        return _read(SecureAggregationView, content)
+
+    def send(self, message: DeviceMessage) -> SecureAggregationView:
+        """Sends this device's message of a phase."""
+        self.sent_bytes += len(message.model_dump_json())
+        path = f"/v1/leases/{self.lease_id}/masking/{ROUTES[type(message)]}"
+        return self.client._post(SecureAggregationView, path, message)
+
+    def mask(self, vector: bytes) -> SecureAggregationView:
+        """Sends the masked update."""
+        self.sent_bytes += len(vector)
+        return self.client._put(SecureAggregationView, f"/v1/leases/{self.lease_id}/masking/vector", vector)
 
 
 def _json(body: BaseModel) -> object:

@@ -10,6 +10,7 @@ import hmac
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -54,6 +55,7 @@ MAX_MESSAGE = 300  # characters of one validation message
 _HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "5"}}  # by status
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=BaseModel)
+Texts = TypeVar("Texts", ChatRequest, CompletionRequest)
 
 
 class WrongMethod(BadRequest, status=405, code="method-not-allowed"):
@@ -72,8 +74,8 @@ class DeviceRoutes:
             routes=[
                 Route("/v1/models", self._list),
                 Route("/v1/models/{name:path}", self._find),
-                Route("/v1/completions", self._complete, methods=["POST"]),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/completions", partial(self._answer, CompletionRequest, CompletionWriter), methods=["POST"]),
+                Route("/v1/chat/completions", partial(self._answer, ChatRequest, ChatWriter), methods=["POST"]),
                 Route("/v1/adapters/{name:path}/classify", self._classify, methods=["POST"]),
                 Route("/v1/feedback", self._rate, methods=["POST"]),
             ],
@@ -100,16 +102,6 @@ class DeviceRoutes:
     async def _find(self, request: Request) -> Response:
         return _json(await self._run(lambda: self._models.find(request.path_params["name"])))
 
-    async def _chat(self, request: Request) -> Response:
-        chat_request = await _read(ChatRequest, request)
-        answers = DeviceAnswers(self._models, chat_request)
-        return await self._answer(request, answers, ChatWriter(chat_request, answers))
-
-    async def _complete(self, request: Request) -> Response:
-        completion_request = await _read(CompletionRequest, request)
-        answers = DeviceAnswers(self._models, completion_request)
-        return await self._answer(request, answers, CompletionWriter(completion_request, answers))
-
     async def _classify(self, request: Request) -> Response:
         classify_request = await _read(ClassifyRequest, request)
         steps = self._steps(request, classify(self._models, request.path_params["name"], classify_request))
@@ -123,7 +115,13 @@ class DeviceRoutes:
             raise Forbidden("this device takes no feedback; start `mobizo-agent serve` with --feedback DATASET")
         return _json(await self._feedback.add(await _read(FeedbackRequest, request)))
 
-    async def _answer(self, request: Request, answers: DeviceAnswers, writer: Writer) -> Response:
+    async def _answer(
+        self, form: type[Texts], write: Callable[[Texts, DeviceAnswers], Writer], request: Request
+    ) -> Response:
+        """Answers a request for texts. form: of its body. write: returns what writes its answer."""
+        body = await _read(form, request)
+        answers = DeviceAnswers(self._models, body)
+        writer = write(body, answers)
         steps = self._texts(request, answers, writer.id)
         if not answers.request.stream:
             async with aclosing(steps):
