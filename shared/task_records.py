@@ -18,6 +18,15 @@ ROLES = ("system", "user", "assistant", "tool")  # of a conversation's messages
 _JSON_NAMES = {dict: "an object", list: "a list"}
 
 
+class UnknownText(InvalidDataset, code=InvalidDataset.code, title=InvalidDataset.title):
+    """A record has a text that its task does not know; unlike those of other errors, the message quotes it."""
+
+    def __init__(self, detail: str, field: str) -> None:
+        """field: which has the text."""
+        super().__init__(detail)
+        self.field = field
+
+
 @dataclass(frozen=True)
 class Choice:
     """One candidate of a record: `answer` continues `prompt`."""
@@ -123,8 +132,9 @@ def template_values(task: Task, record: Mapping[str, Any], location: str) -> dic
         if field in task.mapped:
             translations = task.mapped[field].values
             if text not in translations:
-                raise InvalidDataset(
-                    f"{location}: field {source!r} is {text!r}; task {task.name!r} accepts {sorted(translations)}"
+                raise UnknownText(
+                    f"{location}: field {source!r} is {text!r}; task {task.name!r} accepts {sorted(translations)}",
+                    source,
                 )
             text = translations[text]
         values[field] = text
@@ -163,7 +173,9 @@ def read_question(task: Task, record: Mapping[str, Any], location: str) -> Quest
         correct = _labelled_answer(task, str(value))
     if correct is None:
         labels = [label for answer in task.answers for label in answer.labels]
-        raise InvalidDataset(f"{location}: label {label!r} is not one of task {task.name!r}'s labels {labels}")
+        raise UnknownText(
+            f"{location}: label {label!r} is not one of task {task.name!r}'s labels {labels}", task.label_field
+        )
     choices = tuple(
         _choice(task, answer.prompt or task.prompt, fill_template(answer.text, values), values)
         for answer in task.answers

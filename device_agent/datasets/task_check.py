@@ -10,17 +10,14 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidDataset
-from shared.task import Answer, Task, record_fields, template_fields
+from shared.task import Answer, Task
 from shared.task_records import (
-    MISSING,
     Choice,
-    answer_list_fault,
-    field_value,
+    UnknownText,
     read_completion,
     read_messages,
     read_preference,
     read_question,
-    template_values,
 )
 from shared.zo.encoding import token_ids
 
@@ -55,9 +52,14 @@ class TaskCheck:
         try:
             length = self._read(record, location)
         except InvalidDataset as error:
-            # Errors of preferences have none of the record's text.
-            is_public = self.task.kind == "preference"
-            reason = error.detail.removeprefix(f"{location}: ") if is_public else self._reason(record)
+            if isinstance(error, UnknownText):
+                reason = f"field {error.field!r} has a text that the task does not know"
+            elif self.task.kind == "messages":
+                reason = (
+                    f"field {self.task.messages_field!r} is not a list of messages with at least one assistant turn"
+                )
+            else:
+                reason = error.detail.removeprefix(f"{location}: ")
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
             self.first.setdefault(reason, location)
             return
@@ -108,35 +110,6 @@ class TaskCheck:
         self._text_bytes += sum(len(text.encode(errors="replace")) for text in texts)
         self._text_tokens += tokens
         return others - 1 + tokens
-
-    def _reason(self, record: Mapping[str, Any]) -> str:
-        """Returns why a record does not fit, without any of the record's text."""
-        task = self.task
-        needed = set(record_fields(task))
-        if task.messages_field is not None or not task.generates:
-            needed.add(task.messages_field or task.label_field)
-        missing = sorted(name for name in needed if field_value(record, name) is MISSING)
-        if missing:
-            return f"field {missing[0]!r} is missing or null"
-        if fault := answer_list_fault(task, record):
-            return fault
-        if task.kind == "messages":
-            return f"field {task.messages_field!r} is not a list of messages with at least one assistant turn"
-        values = {name: field_value(record, name) for name in record_fields(task)}
-        may_be_lists = template_fields(task.answer or "")
-        for name, value in sorted(values.items()):
-            if isinstance(value, dict) or (isinstance(value, list) and name not in may_be_lists):
-                return f"field {name!r} is an object or a list and not a text"
-        if values and not any(str(value).strip() for value in values.values()):
-            return "the text is blank"
-        try:
-            if task.generates:
-                template_values(task, record, "")
-                return "the text to write is blank"
-            read_question(task, {**record, task.label_field: task.answers[0].labels[0]}, "")
-        except InvalidDataset:
-            return "a field has a value that the task does not map"
-        return f"field {task.label_field!r} has no label of the task"
 
     @property
     def records(self) -> int:

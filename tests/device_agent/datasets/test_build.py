@@ -209,8 +209,9 @@ def test_nulls_are_missing_and_a_column_may_be_missing_from_the_first_records(st
         check = add(store, Addition("a", [open_source(path)], fields, task=TASK, dry_run=True)).check
         assert (check.fitting, check.labels) == (60, {"negative/0": 30, "positive/1": 30})
         assert check.reasons == {
-            "field 'label' is missing or null": 3,
-            "field 'text' is missing or null": 1,
+            f"field 'label' is missing or null, which task {TASK.name!r} needs": 2,
+            f"field 'text' is missing or null, which task {TASK.name!r} needs": 1,
+            "field 'text' is an object; it must be a text": 1,
             "the text is blank": 1,
         }
     with pytest.raises(InvalidDataset, match=r"a\.jsonl: there is no column 'stars'; the columns are text"):
