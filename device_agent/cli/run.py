@@ -205,7 +205,7 @@ def parse_datasets(options: list[str]) -> dict[str, Path]:
         name, equals, directory = option.partition("=")
         if not equals or not directory:
             raise BadRequest(f"--data {option!r} must be NAME=DIR")
-        check_name("--data", name)
+        check_name("--data NAME=DIR: NAME", name)
         if name in datasets:
             raise BadRequest(f"--data names {name!r} twice")
         path = Path(directory).expanduser().resolve()

@@ -34,7 +34,7 @@ from shared.capabilities import Capabilities
 from shared.errors import BadRequest, MobizoError, Unauthorized
 from shared.job import Progress
 from shared.program import ProgramManifest
-from shared.protocol import Lease
+from shared.protocol import Lease, LeaseRequest
 from shared.stop_signal import StopSignal
 
 WAIT_SECONDS = 20.0  # long poll for a job
@@ -195,10 +195,13 @@ class Daemon:
         self._display.idle()
         self._waiting = True
         try:
-            memory = self._evaluator.spare_bytes(self._evaluator.rules)
-            lease = client.lease(
-                sorted(self._datasets.directories()), wait_seconds, memory, self._report_capabilities()
+            request = LeaseRequest(
+                datasets=sorted(self._datasets.directories()),
+                wait_seconds=wait_seconds,
+                memory_bytes=self._evaluator.spare_bytes(self._evaluator.rules),
+                capabilities=self._report_capabilities(),
             )
+            lease = client.lease(request)
         finally:
             self._waiting = False
         return None if lease is None else self._work(client, lease)

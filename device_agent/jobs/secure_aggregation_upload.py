@@ -23,7 +23,7 @@ from shared.federation.secure_aggregation.fixed_point import IntegerVector, enco
 from shared.federation.secure_aggregation.redaction import NO_FILE, redacted_result
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.job import Progress
-from shared.protocol import Lease
+from shared.protocol import Completion, Lease
 from shared.result import Result
 from shared.zo.lora import load_adapter
 
@@ -65,11 +65,8 @@ class SecureAggregationUpload:
         while not until_answered(participant.advance, policy_run, GONE):
             policy_run.report(waiting)
             policy_run.wait(CHECK_SECONDS)
-        receipt = until_answered(
-            lambda: self.client.complete(RoundReceipt, self.lease.id, NO_FILE, redacted_result(result)),
-            policy_run,
-            GONE,
-        )
+        body = Completion(adapter_sha256=NO_FILE, result=redacted_result(result))
+        receipt = until_answered(lambda: self.client.complete(RoundReceipt, self.lease.id, body), policy_run, GONE)
         facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
         _log.info("update accepted", **facts, form="masked", bytes=transport.sent_bytes)
         return UploadSummary("masked", transport.sent_bytes)

@@ -35,7 +35,7 @@ from shared.errors import (
 )
 from shared.federation.cohort import RoundReceipt
 from shared.job import Progress, TrajectoryUpload
-from shared.protocol import AdapterVersion, Lease
+from shared.protocol import AdapterVersion, Completion, Lease
 from shared.result import Result
 from shared.zo.trajectory import parse_trajectory
 
@@ -136,13 +136,14 @@ class Upload:
 
     def _end(self, summary: UploadSummary, data: bytes, result: Result, trajectory: bytes | None = None) -> None:
         """Completes the job with the uploaded hashes."""
-        hashes = sha256_hex(data), None if trajectory is None else sha256_hex(trajectory)
+        replayed = None if trajectory is None else sha256_hex(trajectory)
+        body = Completion(adapter_sha256=sha256_hex(data), result=result, trajectory_sha256=replayed)
         if self.lease.round is not None:
-            receipt = self.client.complete(RoundReceipt, self.lease.id, hashes[0], result, hashes[1])
+            receipt = self.client.complete(RoundReceipt, self.lease.id, body)
             facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
             _log.info("update accepted", **facts, form=summary.form, bytes=summary.bytes)
             return
-        version = self.client.complete(AdapterVersion, self.lease.id, hashes[0], result, hashes[1])
+        version = self.client.complete(AdapterVersion, self.lease.id, body)
         _log.info(
             "adapter stored",
             adapter=version.adapter,

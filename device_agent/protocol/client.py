@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ValidationError
 
 from device_agent.secure_aggregation.participant import DeviceMessage
-from shared.capabilities import Capabilities
 from shared.errors import ClockSkew, MobizoError, ReplayedRequest
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
@@ -43,7 +42,6 @@ from shared.protocol import (
 )
 from shared.registry import AdapterManifest
 from shared.request_signature import RequestSigner
-from shared.result import Result
 from shared.transport import ByteProgress, Transport
 
 HEARTBEAT_TIMEOUT = 10.0  # seconds
@@ -81,23 +79,11 @@ class DeviceClient:
         # One attempt: a lost response has used up the token, and a retry would hide that.
         return self._post(DeviceGrant, "/v1/devices", body, retry=False)
 
-    def lease(
-        self,
-        datasets: list[str],
-        wait_seconds: float = 0,
-        memory_bytes: int | None = None,
-        capabilities: Capabilities | None = None,
-    ) -> Lease | None:
+    def lease(self, request: LeaseRequest) -> Lease | None:
         """Leases a job that this device can train; None if there is none. Returns the same job again while its
         lease lives.
-
-        memory_bytes: available memory; jobs that this device declined for more are skipped. capabilities: restricts the
-        offered jobs; None reports nothing.
         """
-        body = LeaseRequest(
-            datasets=datasets, wait_seconds=wait_seconds, memory_bytes=memory_bytes, capabilities=capabilities
-        )
-        content = self._request("POST", "/v1/leases", json=_json(body))
+        content = self._request("POST", "/v1/leases", json=_json(request))
         return _read(Lease, content) if content else None
 
     def heartbeat(self, lease_id: str, progress: Progress) -> LeaseState:
@@ -133,21 +119,13 @@ class DeviceClient:
         """Uploads a run's trajectory."""
         return self._put(UploadReceipt, f"/v1/leases/{lease_id}/trajectory", trajectory)
 
-    def complete(
-        self,
-        receipt: type[Document],
-        lease_id: str,
-        adapter_sha256: str,
-        result: Result,
-        trajectory_sha256: str | None = None,
-    ) -> Document:
+    def complete(self, receipt: type[Document], lease_id: str, body: Completion) -> Document:
         """Completes the job with the uploaded adapter, or with one that the server replays from the trajectory.
 
         receipt: AdapterVersion, or RoundReceipt for a federated round, where the uploaded B is an update. Raises
         TrajectoryMismatch if the replay differs, NotReplayable if the adapter must be uploaded as well.
         """
-        body = Completion(adapter_sha256=adapter_sha256, result=result, trajectory_sha256=trajectory_sha256)
-        timeout = None if trajectory_sha256 is None else REPLAY_TIMEOUT
+        timeout = None if body.trajectory_sha256 is None else REPLAY_TIMEOUT
         return self._post(receipt, f"/v1/leases/{lease_id}/complete", body, timeout=timeout)
 
     def download(self, file: ProgramFile, target: Path, progress: ByteProgress | None = None) -> None:

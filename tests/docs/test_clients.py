@@ -20,7 +20,7 @@ from mobizo import Client
 from shared.access import Role, TokenRequest
 from shared.canonical import sha256_hex
 from shared.job import JobRequest
-from shared.protocol import AdapterVersion, EnrollmentRequest
+from shared.protocol import AdapterVersion, Completion, EnrollmentRequest, LeaseRequest
 from shared.result import Result
 from shared.signing import new_private_key, public_text
 from shared.zo.lora import BaseShape, dump_adapter
@@ -58,11 +58,12 @@ def publish(url, operator_token, request):
         if request is not None:
             operator.jobs.submit(request)
         with DeviceClient(url, grant.token, key) as device:
-            lease = device.lease(["reviews"], wait_seconds=30)
+            lease = device.lease(LeaseRequest(datasets=["reviews"], wait_seconds=30))
             flat = np.random.default_rng(6).standard_normal(lease.manifest.manifest.size).astype(np.float32) / 100
             data = dump_adapter(flat, {"job": lease.job.id})
             device.upload(lease.id, data)
-            device.complete(AdapterVersion, lease.id, sha256_hex(data), Result.model_validate(result()))
+            body = Completion(adapter_sha256=sha256_hex(data), result=Result.model_validate(result()))
+            device.complete(AdapterVersion, lease.id, body)
         return operator.tokens.create(TokenRequest(name="reader", role=Role.APP)).token
 
 

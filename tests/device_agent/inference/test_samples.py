@@ -35,7 +35,7 @@ def test_samples_are_held_out_and_what_the_models_write(home, rademacher, server
             assert getattr(each, name) == text
     for model in models.values():
         model.close()
-    assert any(each.base != each.adapter for each in samples.texts)
+    assert any(each.base != each.adapter for each in texts)
 
 
 def test_a_task_that_chooses_has_no_samples(home, rademacher, server_key, dataset):

@@ -13,6 +13,7 @@ from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
 from device_agent.policy.rules import TEMPERATURE_EASE
 from device_agent.protocol.client import DeviceClient
 from shared.errors import Gone, NotFound, Unauthorized
+from shared.protocol import LeaseRequest
 from shared.rules import QuietHours, Rules
 from shared.zo.lora import load_adapter
 from tests.device_agent.sensing import BATTERY, FINE, METERED, NOON, SettableSensors, degrees
@@ -240,7 +241,7 @@ def test_what_the_server_answers_ends_it(server, rademacher, error, event):
         server.broken["heartbeat"] = [error]
     with (
         DeviceClient(server.url, "token") as client,
-        LeaseHeartbeat(client, client.lease(["movies"])) as heartbeat,
+        LeaseHeartbeat(client, client.lease(LeaseRequest(datasets=["movies"]))) as heartbeat,
     ):
         assert getattr(heartbeat, event).wait(10)
     assert heartbeat.ended

@@ -80,7 +80,7 @@ def train(daemon, server, rademacher, home, dataset):
 
 def test_a_jobs_result_has_the_scores_of_what_its_adapter_writes(train, home, dataset, rademacher):
     result = train()
-    texts = write_samples(home, "alice-movies", dataset, 40, rademacher.manifest.recipe.answer_length).texts
+    _, texts = write_samples(home, "alice-movies", dataset, 40, rademacher.manifest.recipe.answer_length)
     right = [f" {ending}" for ending in ENDINGS]
     assert result.written_before == text_scores([(each.base, right) for each in texts])
     assert result.written_after == text_scores([(each.adapter, right) for each in texts])
