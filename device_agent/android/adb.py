@@ -121,7 +121,7 @@ class Adb:
         # adb's exit status does not distinguish a broken link from a failed script; this line ends a complete output.
         mark = secrets.token_hex(8)
         command = f"(\n{script}\n)\nprintf '\\n{mark} %d' $?"
-        result = self._call_device(("shell", "-T", command), seconds)
+        result = self._call(("-s", self.device(), "shell", "-T", command), seconds)
         out, _, status = result.stdout.rpartition(f"\n{mark} ".encode())
         if not status.isdigit():
             raise self.lost(_text(result.stderr))
@@ -140,7 +140,7 @@ class Adb:
     def push(self, local: Path, remote: str) -> None:
         """Copies a file to the phone, not atomically. Raises PhoneFull or PhoneRefused."""
         seconds = SHELL_SECONDS + local.stat().st_size / MIN_BYTES_PER_SECOND
-        result = self._call_device(("push", str(local), remote), seconds)
+        result = self._call(("-s", self.device(), "push", str(local), remote), seconds)
         output = _text(result.stderr) + _text(result.stdout)
         # Some releases of adb exit with status 0 after a remote error.
         refusal = re.search(r"^adb: error: (.*remote .*)$", output, re.MULTILINE)
@@ -185,9 +185,6 @@ class Adb:
             raise PhoneUnreachable(NO_PHONE)
         serial = next(iter(ready or devices))
         return _usable(serial, devices[serial])
-
-    def _call_device(self, arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
-        return self._call(("-s", self.device(), *arguments), seconds)
 
     def _call(self, arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
         """Runs adb until it exits, `stop` returns true, or `seconds` have passed."""

@@ -9,7 +9,7 @@ incoming/              files that are being pushed; files elsewhere are complete
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from device_agent.android.adb import Adb, PhoneFull, PhoneRefused, PhoneUnreachable, PhoneUnsuitable
@@ -60,7 +60,8 @@ class Phone:
 
         Raises PhoneFull, PhoneRefused, Untrusted, or PhoneUnsuitable.
         """
-        files = {path.relative_to(directory).as_posix(): file_sha256(path) for path in _files(directory)}
+        paths = sorted(path for path in directory.rglob("*") if path.is_file())
+        files = {path.relative_to(directory).as_posix(): file_sha256(path) for path in paths}
         listing = "".join(f"{sha256}  {name}\n" for name, sha256 in files.items())
         remote = f"{ROOT}/runner/{hashlib.sha256(listing.encode()).hexdigest()}"
         if self.adb.shell(f"touch -c {remote}; test -d {remote}").status == 0:
@@ -86,7 +87,8 @@ class Phone:
             self.pushed_bytes += size
             pushed_sha256 = self.adb.run(f"sha256sum {staging}", HASH_SECONDS).split()[0]
             if pushed_sha256 != sha256:
-                _check(local, sha256)
+                if file_sha256(local) != sha256:
+                    raise Untrusted(f"{local} has changed; remove it, so that it is downloaded again")
                 raise PhoneUnreachable(f"{local.name} was damaged on the way to the phone; check the cable")
             self.adb.run(f"chmod 600 {staging} && sync && mv {staging} {remote}", HASH_SECONDS)
         except PhoneFull:
@@ -144,12 +146,3 @@ def start_failure(output: str) -> Unavailable:
         f"the runner does not start on this phone ({output.strip()[-200:]}); "
         "install mobizo-runner-phone for its processor, or correct $MOBIZO_AGENT_RUNNER"
     )
-
-
-def _files(directory: Path) -> Iterable[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file())
-
-
-def _check(local: Path, sha256: str) -> None:
-    if file_sha256(local) != sha256:
-        raise Untrusted(f"{local} has changed; remove it, so that it is downloaded again")

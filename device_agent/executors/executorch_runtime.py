@@ -90,8 +90,7 @@ class ExecuTorchExecutor:
         for buffer, value in zip(self._state(), state_values, strict=True):
             buffer.copy_(value)
         if failure is not None:
-            unloaded = f"method {method!r} of the program does not load"
-            raise RuntimeFailed(f"{unloaded} ({failure.detail})", public=unloaded) from failure
+            raise RuntimeFailed(f"method {method!r} of the program does not load ({failure.detail})") from failure
 
     def call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Returns copies of a method's outputs. Raises RuntimeFailed."""
@@ -103,8 +102,7 @@ class ExecuTorchExecutor:
         try:
             outputs = self._methods[method].call(tensors)
         except RuntimeError as error:
-            stopped = f"method {method!r} of the program stopped"
-            raise RuntimeFailed(f"{stopped} ({error})", public=stopped) from error
+            raise RuntimeFailed(f"method {method!r} of the program stopped ({error})") from error
         return [output.numpy() for output in outputs]
 
     def usage(self) -> ExecutorUsage:

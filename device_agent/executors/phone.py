@@ -44,25 +44,20 @@ class PhoneLauncher(Launcher):
         Raises also AdbMissing, PhoneUnreachable, PhoneUnsuitable, PhoneFull, PhoneRefused, and Untrusted if the weights
         have changed.
         """
-        self.phone.adb.stop = stop
-        try:
-            return self.phone.adb.shell_command(self._prepare(manifest, program, weights, resident))
-        finally:
-            self.phone.adb.stop = never
-
-    def _prepare(self, manifest: ProgramManifest, program: Path, weights: Path, resident: bool) -> str:
-        """Pushes the files; returns the script that starts the runner."""
         # `program` is the program or the inference file of the manifest.
         phone, hashes = self.phone, (file_sha256(program), manifest.file("weights").sha256)
-        phone.open()
-        runner = phone.install_runner(self._runner)
-        remote_program, remote_weights = (
-            phone.keep(local, sha256) for local, sha256 in zip((program, weights), hashes, strict=True)
-        )
-        phone.clean({*hashes, Path(runner).name})
-        options = " ".join(serve_options(remote_program, remote_weights, resident=resident))
-        # `exec`, so that the runner itself gets the signal by which adbd ends a command.
-        return f"umask 077; export LD_LIBRARY_PATH={runner}/lib; exec {runner}/{RUNNER} {options}"
+        phone.adb.stop = stop
+        try:
+            phone.open()
+            runner = phone.install_runner(self._runner)
+            remote_program, remote_weights = map(phone.keep, (program, weights), hashes)
+            phone.clean({*hashes, Path(runner).name})
+            options = " ".join(serve_options(remote_program, remote_weights, resident=resident))
+            # `exec`, so that the runner itself gets the signal by which adbd ends a command.
+            script = f"umask 077; export LD_LIBRARY_PATH={runner}/lib; exec {runner}/{RUNNER} {options}"
+            return phone.adb.shell_command(script)
+        finally:
+            phone.adb.stop = never
 
     def explain(self, status: int | None, tail: str) -> MobizoError:
         """Returns the exception for an executor that ended. status: of `adb shell`, which is the runner's unless the

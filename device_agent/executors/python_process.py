@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.errors import DoesNotFit, ProgramFileLost, RuntimeFailed
+from device_agent.errors import RuntimeFailed
 from device_agent.executors import Executor
 from device_agent.executors.process import FAILED, FILE_LOST, OK, OUT_OF_MEMORY, USAGE, decode_tensors, encode_tensors
 from device_agent.executors.python import open_executor
@@ -72,10 +72,9 @@ def _usage(executor: Executor) -> list[NDArray[Any]]:
 
 
 def _status(error: Exception) -> int:
-    if isinstance(error, (DoesNotFit, MemoryError)):
+    if isinstance(error, MemoryError):
         return OUT_OF_MEMORY
-    lost = isinstance(error, ProgramFileLost) or (isinstance(error, OSError) and error.errno == errno.EIO)
-    return FILE_LOST if lost else FAILED
+    return FILE_LOST if isinstance(error, OSError) and error.errno == errno.EIO else FAILED
 
 
 def _end_with_the_agent() -> None:

@@ -56,8 +56,7 @@ class TorchExecutor:
                 # Copied, because an output may be a view of B, which the next step changes.
                 return [output.to("cpu", copy=True).numpy() for output in self._graphs[method](tensors)]
         except (RuntimeError, ValueError) as error:
-            stopped = f"method {method!r} of the program stopped"
-            raise RuntimeFailed(f"{stopped} ({error})", public=stopped) from error
+            raise RuntimeFailed(f"method {method!r} of the program stopped ({error})") from error
 
     def usage(self) -> ExecutorUsage:
         """Returns this process's memory, and the seconds spent loading the graphs."""

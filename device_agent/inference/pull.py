@@ -6,30 +6,32 @@ from __future__ import annotations
 
 import re
 
+from pydantic import ValidationError
+
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, StoredAdapter
 from device_agent.programs import ProgramCache, check_fit, check_rollback, follow_key_rotation
 from device_agent.protocol.client import DeviceClient
 from shared.errors import BadRequest, Untrusted
-from shared.job import NAME
+from shared.job import JobStart
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import DeviceAdapter
 from shared.registry import AdapterManifest
 from shared.signing import choose_key, verify_adapter, verify_manifest
 
-_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _NUMBER = re.compile(r"v?([1-9][0-9]*)")
 _DIGITS = re.compile(r"[0-9a-f]{40}")
 
 
 def parse_reference(text: str) -> tuple[str, str | None]:
     """Returns (name, revision) of NAME or NAME@REVISION. Raises BadRequest."""
-    name, at, revision = text.partition("@")
-    if not re.fullmatch(NAME, name) or (at and not _REVISION.fullmatch(revision)):
+    try:
+        reference = JobStart.model_validate(text)
+    except ValidationError as error:
         raise BadRequest(
             f"{text!r} is neither an adapter name nor NAME@REVISION; a revision is main, v7, or digits of a hash"
-        )
-    return name, revision if at else None
+        ) from error
+    return reference.adapter, reference.revision if "@" in text else None
 
 
 def pull(home: AgentHome, client: DeviceClient, name: str, revision: str) -> tuple[StoredAdapter, list[ProgramFile]]:

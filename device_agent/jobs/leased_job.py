@@ -29,7 +29,7 @@ from device_agent.executors.process import Launcher
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
-from device_agent.jobs.rehearsal import Continuation, TrainingHistory
+from device_agent.jobs.rehearsal import Continuation
 from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
 from device_agent.jobs.start_choice import choose_start
 from device_agent.jobs.upload import Upload, UploadSummary
@@ -209,11 +209,7 @@ class LeasedJob:
 
     @property
     def _continuation(self) -> Continuation:
-        context = self.context
-        history = TrainingHistory(context.home.trained)
-        return Continuation(
-            self.lease, self.run, self.dataset, history, context.datasets, context.tasks, context.privacy
-        )
+        return Continuation(self.lease, self.run, self.dataset, self.context)
 
     def _check_consent(self) -> None:
         """Raises TaskNotApproved unless the owner lets the job's task read the data set, PolicyForbids unless the owner

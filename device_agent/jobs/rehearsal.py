@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
@@ -21,8 +22,7 @@ from device_agent.datasets.splits import SPLITS
 from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, HeldDataset
 from device_agent.durable import read_document, write_document
 from device_agent.errors import OwnerRefuses, TooFewNewRecords
-from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger
-from device_agent.policy.task_approvals import TaskApprovals
+from device_agent.policy.privacy_ledger import PrivacyCost
 from device_agent.training.data import sample
 from device_agent.training.run_directory import RunDirectory
 from shared.canonical import file_sha256, sha256_hex
@@ -33,6 +33,9 @@ from shared.recipe import Sha256
 from shared.registry import AdapterManifest
 from shared.strict_model import StrictModel
 from shared.task import Task
+
+if TYPE_CHECKING:
+    from device_agent.jobs.leased_job import AgentContext
 
 KEPT_FILES = 100  # in `trained`; the newest
 MAX_REHEARSED, MAX_HELD_OUT = 2_000, 200  # records of other data sets in one run
@@ -157,10 +160,11 @@ class Continuation:
     lease: Lease
     run: RunDirectory
     dataset: HeldDataset
-    history: TrainingHistory
-    datasets: AvailableDatasets
-    tasks: TaskApprovals
-    privacy: PrivacyLedger
+    context: AgentContext
+
+    @property
+    def _history(self) -> TrainingHistory:
+        return TrainingHistory(self.context.home.trained)
 
     def check_new_records(self, start: AdapterManifest) -> None:
         """Raises TooFewNewRecords if a job that repeats would train too little that its start has not seen.
@@ -171,7 +175,7 @@ class Continuation:
         request = self.lease.job.request
         if request.repeat is None or request.privacy is not None or self.run.trajectory.exists():
             return
-        history = self.history.behind(start.sha256)
+        history = self._history.behind(start.sha256)
         if count_new_records(history, self.dataset) < request.repeat.min_new_records:
             raise TooFewNewRecords(
                 f"data set {self.dataset.name!r} has fewer than {request.repeat.min_new_records} records since the "
@@ -191,16 +195,16 @@ class Continuation:
             return {}
         if (plan := self.run.begun_plan()) is not None:
             return plan.earlier
-        history = self.history.behind(start.sha256)
-        return prepare_rehearsal(self.run, history, self.lease.job.task, self.dataset, self.datasets, self._may_read)
+        history, datasets = self._history.behind(start.sha256), self.context.datasets
+        return prepare_rehearsal(self.run, history, self.lease.job.task, self.dataset, datasets, self._may_read)
 
     def _may_read(self, dataset: HeldDataset) -> bool:
         """Returns whether the owner lets this job read another data set."""
         job = self.lease.job
         cost = PrivacyCost(job_id=job.id, dataset=dataset.name, directory=dataset.directory, spending=None)
         try:
-            self.tasks.check(job.task, dataset.name)
-            self.privacy.check(cost, self.run)
+            self.context.tasks.check(job.task, dataset.name)
+            self.context.privacy.check(cost, self.run)
         except OwnerRefuses:
             return False
         return True
@@ -209,6 +213,6 @@ class Continuation:
         """Records what the trained adapter has learned from, for rehearsal by later jobs."""
         plan = self.run.plan()
         if plan.privacy is None and plan.round is None and plan.dataset.is_dir():
-            self.history.record(
+            self._history.record(
                 file_sha256(self.run.best), plan.start_sha256, self.dataset.name, plan.task, plan.dataset
             )

@@ -175,21 +175,19 @@ class TaskApprovals:
             entries = [entry for entry in self.decisions() if entry.task != task or entry.dataset not in datasets]
             if not (state is TaskState.APPROVED and is_shipped(task)):
                 entries += [TaskDecision(task=task, dataset=dataset, state=state) for dataset in datasets]
-            self._write(entries)
+            write_document(self._path, _File(decisions=entries))
 
     def _record_waiting(self, task: Task, dataset: str) -> None:
         with self._lock():
             decisions = self.decisions()
             waiting = [entry for entry in decisions if entry.state is TaskState.WAITING]
             if self._find(decisions, task, dataset) is None and len(waiting) < MAX_WAITING:
-                self._write([*decisions, TaskDecision(task=task, dataset=dataset, state=TaskState.WAITING)])
+                new = TaskDecision(task=task, dataset=dataset, state=TaskState.WAITING)
+                write_document(self._path, _File(decisions=[*decisions, new]))
 
     @staticmethod
     def _find(decisions: Sequence[TaskDecision], task: Task, dataset: str) -> TaskDecision | None:
         return next((entry for entry in decisions if entry.dataset == dataset and entry.task == task), None)
-
-    def _write(self, decisions: list[TaskDecision]) -> None:
-        write_document(self._path, _File(decisions=decisions))
 
     def _lock(self) -> AbstractContextManager[object]:
         return locked(self._path.with_name(f"{self._path.name}.lock"))
