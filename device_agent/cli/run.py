@@ -19,7 +19,7 @@ from device_agent.executors.choice import ExecutorName, LauncherSelector
 from device_agent.home import PAUSED, AgentHome, DaemonStatus
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import past_rounds
-from device_agent.policy.evaluator import load_consents
+from device_agent.policy.evaluator import load_rules
 from device_agent.policy.phone_sensors import AdbSensors
 from device_agent.policy.privacy_ledger import PrivacyLedger
 from device_agent.policy.sensors import LinuxSensors, PhoneWithHost
@@ -103,7 +103,8 @@ def status(rules: RulesOption = None, home: HomeOption = None, json_lines: JsonO
     daemon_status = agent_home.status()
     state = daemon_status.state if daemon_status is not None and running else "stopped"
     paused = agent_home.paused.exists()
-    spendings = PrivacyLedger(agent_home.privacy, load_consents(rules or agent_home.rules)).summary()
+    _, consents = load_rules(rules or agent_home.rules)
+    spendings = PrivacyLedger(agent_home.privacy, consents).summary()
     waiting = sum(entry.state is TaskState.WAITING for entry in TaskApprovals(agent_home.tasks).decisions())
     facts = {"server": config.server, "name": config.name, "device_id": config.device_id}
     details = daemon_status.model_dump(mode="json") if daemon_status is not None else {}

@@ -23,7 +23,7 @@ from device_agent.jobs.lease_and_policy import LeaseHeartbeat
 from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, Outcome
 from device_agent.jobs.rounds import log_round, round_record
 from device_agent.memory import map_large_blocks, release_code_pages, trim_heap
-from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator, load_consents, load_rules
+from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator, load_rules
 from device_agent.policy.privacy_ledger import PrivacyLedger
 from device_agent.policy.sensors import LinuxSensors, Sensors
 from device_agent.policy.task_approvals import TaskApprovals
@@ -91,13 +91,13 @@ class Daemon:
         self._watchdog = watchdog or Watchdog()
         self._store = AdapterStore(home)
         self._cache = ProgramCache(home.cache, pins=self._store.pins)
+        owner_rules, self._consents = load_rules(rules or home.rules)
         self._evaluator = PolicyEvaluator(
-            load_rules(rules or home.rules),
+            owner_rules,
             LinuxSensors() if sensors is None else sensors,
             DailyMinutes(home.budget),
             home.pause_reason,
         )
-        self._consents = load_consents(rules or home.rules)
         if self._consents.privacy_limit is not None and find_spec("dp_accounting") is None:
             raise BadRequest(
                 f"{rules or home.rules}: privacy_limit requires dp-accounting, which is not installed: "

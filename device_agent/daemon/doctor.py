@@ -174,7 +174,7 @@ def check_phone(serial: str) -> Check:
 def check_rules(home: AgentHome) -> tuple[Check, Rules]:
     """Checks that the owner's rules are readable and cannot be changed by other users."""
     try:
-        rules = load_rules(home.rules)
+        rules, _ = load_rules(home.rules)
     except MobizoError as error:
         return Check("rules", "fail", error.detail), Rules()
     if not home.rules.exists():

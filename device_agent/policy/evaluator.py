@@ -6,13 +6,13 @@ The evaluator compares sensor readings with the owner's and the job's rules.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import date, datetime
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import structlog
-from pydantic import BaseModel, Field, FiniteFloat, RootModel, StrictBool, StrictInt, ValidationError
+from pydantic import Field, FiniteFloat, RootModel, StrictBool, StrictInt, ValidationError
 
 from device_agent.durable import read_document, write_document
 from device_agent.memory import spare_bytes
@@ -27,7 +27,7 @@ from shared.rules import Rules
 from shared.strict_model import StrictModel
 
 # Valid values of each key, for error messages.
-ALLOWED = {
+VALID = {
     "charging": "true or false",
     "battery_floor": "a percentage from 0 to 100",
     "temperature_ceiling": "degrees Celsius above 0 and up to 150",
@@ -36,16 +36,13 @@ ALLOWED = {
     "hours": 'up to 24 spans such as { start = "22:00", end = "06:00" }, local time without a zone',
     "metered": "true or false",
     "daily_minutes": "minutes from 0 to 1440",
-}
-# Keys for the owner only, which jobs cannot set.
-CONSENTS = {
+    # Keys for the owner only, which jobs cannot set.
     "trajectory": "true or false",
     "cohorts": f"true, false or a list of up to {MAX_COHORTS} cohorts' names",
     "masked_among": f"a number of devices, 3 to {MAX_MEMBERS}, or 0",
     "privacy_limit": "an epsilon from 0 to 1000, or a table of them such as { reviews = 3, tickets = 8 }",
     "privacy_delta": "a number between 0 and 1, such as 1e-5",
 }
-Model = TypeVar("Model", bound=BaseModel)
 Epsilon = Annotated[FiniteFloat, Field(strict=True, ge=0, le=1e3)]
 _log = structlog.get_logger()
 KEPT_DAYS = 14
@@ -76,19 +73,11 @@ class OwnerConsent(StrictModel):
         return self.privacy_limit.get(dataset) if isinstance(self.privacy_limit, dict) else self.privacy_limit
 
 
-def load_rules(path: Path) -> Rules:
-    """Returns the rules in the file, or none if it does not exist. Raises BadRequest that names the key and its
-    valid values.
+def load_rules(path: Path) -> tuple[Rules, OwnerConsent]:
+    """Returns the owner's rules and consents in the file; those of a device without any if it does not exist.
+
+    Raises BadRequest that names the key and its valid values.
     """
-    return _load(path, Rules, ALLOWED)
-
-
-def load_consents(path: Path) -> OwnerConsent:
-    """Returns the owner's consents in the file. Raises BadRequest like `load_rules`."""
-    return _load(path, OwnerConsent, CONSENTS)
-
-
-def _load(path: Path, model: type[Model], valid_values: Mapping[str, str]) -> Model:
     try:
         document = tomllib.loads(path.read_text("utf-8-sig")) if path.exists() else {}
     except (OSError, UnicodeDecodeError) as error:
@@ -96,13 +85,14 @@ def _load(path: Path, model: type[Model], valid_values: Mapping[str, str]) -> Mo
     except tomllib.TOMLDecodeError as error:
         raise BadRequest(f"{path} is not valid TOML: {error}") from error
     for key in document:
-        if key not in ALLOWED | CONSENTS:
-            raise BadRequest(f"{path}: {key!r} is not a rule; the rules are {', '.join(ALLOWED | CONSENTS)}")
+        if key not in VALID:
+            raise BadRequest(f"{path}: {key!r} is not a rule; the rules are {', '.join(VALID)}")
+    consents = {key: document.pop(key) for key in OwnerConsent.model_fields if key in document}
     try:
-        return model.model_validate({key: value for key, value in document.items() if key in valid_values})
+        return Rules.model_validate(document), OwnerConsent.model_validate(consents)
     except ValidationError as error:
         key = str(first_invalid(error).location[0])
-        raise BadRequest(f"{path}: {key} must be {valid_values[key]}") from error
+        raise BadRequest(f"{path}: {key} must be {VALID[key]}") from error
 
 
 class PolicyEvaluator:

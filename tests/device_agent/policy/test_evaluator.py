@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.policy.evaluator import KEPT_DAYS, DailyMinutes, OwnerConsent, load_consents, load_rules
+from device_agent.policy.evaluator import KEPT_DAYS, DailyMinutes, OwnerConsent, load_rules
 from shared.errors import BadRequest
 from shared.rules import QuietHours, Rules
 
@@ -71,7 +71,7 @@ daily_minutes = 90
 
 def test_every_rule_is_read(tmp_path):
     (tmp_path / "rules.toml").write_text(WHOLE)
-    assert load_rules(tmp_path / "rules.toml") == Rules(
+    assert load_rules(tmp_path / "rules.toml")[0] == Rules(
         battery_floor=30,
         temperature_ceiling=75.5,
         memory_floor_bytes=1_000_000_000,
@@ -99,10 +99,10 @@ def test_every_rule_is_read(tmp_path):
 )
 def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text, expected):
     path = tmp_path / "rules.toml"
-    assert load_consents(path) == OwnerConsent(trajectory=False, cohorts=False)
+    assert load_rules(path)[1] == OwnerConsent(trajectory=False, cohorts=False)
     path.write_text(f"idle = true\n{text}\n")
-    assert load_consents(path) == expected
-    assert load_rules(path) == Rules(idle=True)
+    assert load_rules(path)[1] == expected
+    assert load_rules(path)[0] == Rules(idle=True)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text
 def test_a_consent_that_is_none(tmp_path, text, message):
     (tmp_path / "rules.toml").write_text(text)
     with pytest.raises(BadRequest, match=message):
-        load_consents(tmp_path / "rules.toml")
+        load_rules(tmp_path / "rules.toml")
 
 
 @pytest.mark.parametrize(
@@ -156,4 +156,4 @@ def test_a_file_that_cannot_be_read(tmp_path):
 def test_the_example_in_the_documentation_is_one(tmp_path):
     text = (Path(__file__).resolve().parents[3] / "docs/policy.md").read_text()
     (tmp_path / "rules.toml").write_text(text.split("```toml\n")[1].split("```")[0])
-    assert load_rules(tmp_path / "rules.toml").model_fields_set == set(Rules.model_fields)
+    assert load_rules(tmp_path / "rules.toml")[0].model_fields_set == set(Rules.model_fields)
