@@ -7,7 +7,6 @@ MobizoError
 |- TooFewNewRecords          too few records are new since the start of a job that repeats
 |- NotEnrolled               this device is not enrolled
 |- AlreadyRunning            another agent uses the same home
-|- NotRunning                no agent runs in the home
 |- Unavailable
 |  |- DoesNotFit             too little disk space or memory; the job is released
 |  |  `- TooLittleMemory     detected before training; the job is declined with the sizes
@@ -47,10 +46,6 @@ class NotEnrolled(MobizoError):
 
 class AlreadyRunning(MobizoError):
     """Another mobizo-agent uses this home directory; stop it, or choose another directory with --home."""
-
-
-class NotRunning(MobizoError):
-    """No agent runs in this home; start one with `mobizo-agent run`."""
 
 
 class DoesNotFit(Unavailable):

@@ -37,7 +37,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pydantic import BaseModel, ConfigDict, Field
 
 from device_agent.durable import locked, read_document, write_document
-from device_agent.errors import AlreadyRunning, NotEnrolled, NotRunning
+from device_agent.errors import AlreadyRunning, NotEnrolled
 from shared.durable import write_durably, write_pieces
 from shared.errors import BadRequest, MobizoError
 from shared.job import Progress, RoundRef
@@ -205,9 +205,9 @@ class AgentHome:
             yield
 
     def stop_daemon(self) -> None:
-        """Sends SIGTERM to the daemon of this home. Raises NotRunning, or MobizoError if its process is unknown."""
+        """Sends SIGTERM to the daemon of this home. Raises MobizoError if none runs or its process is unknown."""
         if not self.running():
-            raise NotRunning
+            raise MobizoError("no agent runs in this home; start one with `mobizo-agent run`")
         import psutil  # here, because `predict` and `chat` do without
 
         lock = self.path / "lock"

@@ -1,6 +1,7 @@
 // The index of a file of packed weights: the offset, size and checksum of each packed tensor.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -11,19 +12,12 @@ namespace mobizo {
 // Detects damage to data, not manipulation: the file lies in the agent's own directory.
 uint64_t checksum(const void *data, size_t size);
 
-// Identifies one packed tensor: the offsets of its kernel and bias in the weights file, and how XNNPACK packed them. The
-// seed covers the shape, the tile sizes and whether the weights are transposed.
-struct PackedKey {
-  uint64_t kernel = 0, bias = 0;
-  uint32_t seed = 0, fingerprint = 0;
-
-  bool operator==(const PackedKey &other) const {
-    return kernel == other.kernel && bias == other.bias && seed == other.seed && fingerprint == other.fingerprint;
-  }
-};
+// Identifies one packed tensor: the offsets of its kernel and bias in the weights file, and how XNNPACK packed them: a
+// seed, which covers the shape, the tile sizes and whether the weights are transposed, and above it a fingerprint.
+using PackedKey = std::array<uint64_t, 3>;
 
 struct PackedEntry {
-  PackedKey key;
+  PackedKey key{};
   uint64_t offset = 0, size = 0, sum = 0;
 };
 

@@ -126,8 +126,8 @@ void PackedWeights::remember(const PackedEntry &entry, void *start) {
   entries_.push_back(entry);
 }
 
-std::unique_ptr<PackedKey> PackedWeights::key_of(const void *kernel, const void *bias, uint32_t seed,
-                                                 uint32_t fingerprint) const {
+std::optional<PackedKey> PackedWeights::key_of(const void *kernel, const void *bias, uint32_t seed,
+                                               uint32_t fingerprint) const {
   // The program file has A, and of a reverse pass the biases and, in 4 bits, transposed weights.
   const auto place_of = [this](const void *pointer) -> std::optional<uint64_t> {
     const auto found = aliases_.find(pointer);
@@ -142,9 +142,9 @@ std::unique_ptr<PackedKey> PackedWeights::key_of(const void *kernel, const void 
   const auto at = place_of(kernel);
   const auto biased = bias == nullptr ? std::optional<uint64_t>(NO_BIAS) : place_of(bias);
   if (!at || !biased) {
-    return nullptr;
+    return std::nullopt;
   }
-  return std::make_unique<PackedKey>(PackedKey{*at, *biased, seed, fingerprint});
+  return PackedKey{*at, *biased, seed | uint64_t{fingerprint} << 32};
 }
 
 void PackedWeights::alias(const void *other, const void *original) { aliases_[other] = original; }
@@ -196,12 +196,12 @@ void *PackedWeights::reserve_in_file(size_t size) {
   return start;
 }
 
-size_t PackedWeights::insert(const PackedKey *key, void *start, size_t size) {
+size_t PackedWeights::insert(const std::optional<PackedKey> &key, void *start, size_t size) {
   const size_t place = places_.size();
   const auto filed = reserved_.find(start);
   places_.push_back({start, size, filed != reserved_.end()});
   used_.push_back(place);
-  if (key != nullptr) {
+  if (key) {
     known_[*key] = place;
     if (filed != reserved_.end()) {
       uint64_t sum = 0;

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -40,10 +40,10 @@ public:
   size_t find(const PackedKey &key);
   // Returns memory for a tensor to be packed; null if there is none. keyed: it may be in the file.
   void *reserve(size_t size, bool keyed);
-  // Records reserved memory, under a key if it is not null. Returns its index for `address`.
-  size_t insert(const PackedKey *key, void *start, size_t size);
+  // Records reserved memory, under a key if there is one. Returns its index for `address`.
+  size_t insert(const std::optional<PackedKey> &key, void *start, size_t size);
   void *address(size_t place) const { return places_.at(place).start; }
-  std::unique_ptr<PackedKey> key_of(const void *kernel, const void *bias, uint32_t seed, uint32_t fingerprint) const;
+  std::optional<PackedKey> key_of(const void *kernel, const void *bias, uint32_t seed, uint32_t fingerprint) const;
   void alias(const void *other, const void *original);
 
   // Returns the tensors found or inserted since the last call: the packed weights of one XNNPACK runtime.
@@ -62,10 +62,6 @@ public:
   bool exhausted() const { return exhausted_; }
 
 private:
-  struct Hash {
-    size_t operator()(const PackedKey &key) const { return checksum(&key, sizeof key); }
-  };
-
   void open_file();
   bool verified(int descriptor, const std::vector<PackedEntry> &entries) const;
   void replace_file();
@@ -81,7 +77,7 @@ private:
   bool resident_;
   size_t resident_bytes_ = 0; // of packed weights that stay in memory
   std::vector<PackedRange> places_;
-  std::unordered_map<PackedKey, size_t, Hash> known_;
+  std::map<PackedKey, size_t> known_;
   std::unordered_map<const void *, const void *> aliases_;
   std::map<const void *, bool> resident_ranges_; // by start: whether a range's pages stay in memory
   std::map<void *, std::pair<uint64_t, size_t>> reserved_; // mapped from the file: offset and mapped bytes

@@ -51,18 +51,12 @@ void watch_client() {
   }).detach();
 }
 
-// A call, which does not begin for a client that went away.
-class Call {
-public:
-  Call() {
-    if (gone) {
-      _exit(ABORTED);
-    }
+// Begins no call for a client that went away. `calling` is set before: either this thread or the other one sees it.
+void check_client() {
+  if (gone) {
+    _exit(ABORTED);
   }
-
-private:
-  const Setting set_{calling}; // before the client is looked for: either this thread or the other one sees that it went
-};
+}
 
 // SIGBUS: a page of a mapped file cannot be read, because the file was truncated or the disk fails.
 void answer_lost_page(int) {
@@ -137,7 +131,8 @@ bool serve(const std::string &path, const std::string &weights, const std::strin
   Connection connection(stdin, stdout);
   std::unique_ptr<Program> program;
   try {
-    const Call call;
+    const Setting set(calling);
+    check_client();
     program = std::make_unique<Program>(path, weights, packed, resident);
   } catch (...) {
     answer_exception(connection);
@@ -157,7 +152,8 @@ bool serve(const std::string &path, const std::string &weights, const std::strin
     }
     std::vector<Tensor> outputs;
     try {
-      const Call call;
+      const Setting set(calling);
+      check_client();
       outputs = request->method == USAGE_METHOD ? std::vector<Tensor>{usage(*program)}
                                                 : program->call(request->method, request->inputs);
     } catch (...) {

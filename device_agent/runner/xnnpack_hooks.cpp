@@ -39,7 +39,7 @@ namespace {
 using Key = xnn_weights_cache_look_up_key;
 constexpr int SUCCESS = 0; // xnn_status
 
-std::unique_ptr<PackedKey> key_of(const Key *key) {
+std::optional<PackedKey> key_of(const Key *key) {
   return packed_weights->key_of(key->kernel, key->bias, key->seed, key->fingerprint_id);
 }
 
@@ -48,14 +48,14 @@ bool keyed = false;
 
 size_t look_up(void *, const Key *key) {
   const auto known = key_of(key);
-  keyed = known != nullptr;
+  keyed = known.has_value();
   return known ? packed_weights->find(*known) : SIZE_MAX;
 }
 
 void *reserve_space(void *, size_t size) { return packed_weights->reserve(size, keyed); }
 
 size_t look_up_or_insert(void *, const Key *key, void *start, size_t size) {
-  return packed_weights->insert(key_of(key).get(), start, size);
+  return packed_weights->insert(key_of(key), start, size);
 }
 
 bool is_finalized(void *) { return true; } // asked only while operators are prepared to run

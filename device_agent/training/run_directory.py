@@ -29,7 +29,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from device_agent.durable import Document, locked, read_document, write_document
 from device_agent.training.dp_sampling import DPSamples, load_or_draw
@@ -79,12 +79,8 @@ class ExampleCounts(StrictModel):
     answer_tokens: dict[str, int] | None = None
 
 
-class References(StrictModel):
-    """Log-probabilities of the rows of a preference run's examples at the run's start, nats, by split."""
-
-    train: list[tuple[float, ...]]
-    validation: list[tuple[float, ...]]
-    test: list[tuple[float, ...]]
+# Log-probabilities of the rows of a preference run's examples at the run's start, nats, by split.
+References = RootModel[dict[str, list[tuple[float, ...]]]]
 
 
 class Checkpoints:

@@ -207,7 +207,7 @@ class Trainer:
             references = References.model_validate(scores)
             self._run.record_references(references)
         train, validation, test = (
-            [replace(example, reference=own) for example, own in zip(examples, getattr(references, name), strict=True)]
+            [replace(example, reference=own) for example, own in zip(examples, references.root[name], strict=True)]
             for name, examples in by_split.items()
         )
         self._splits = replace(self._splits, train=train, validation=validation, test=test or None)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from device_agent.errors import NotEnrolled, NotRunning
+from device_agent.errors import NotEnrolled
 from device_agent.home import AgentHome
 from shared.errors import BadRequest, MobizoError
 from shared.signing import public_text
@@ -51,7 +51,7 @@ def sleeper(home):
 
 
 def test_only_the_process_that_holds_the_lock_is_stopped(home, sleeper):
-    with pytest.raises(NotRunning, match="mobizo-agent run"):
+    with pytest.raises(MobizoError, match="mobizo-agent run"):
         home.stop_daemon()
     with home.lock():
         stranger, daemon = sleeper(), sleeper("with the lock")
