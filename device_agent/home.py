@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from device_agent.durable import locked, read_document, write_document
 from device_agent.errors import AlreadyRunning, NotEnrolled
-from shared.durable import write_durably, write_pieces
+from shared.durable import write_durably
 from shared.errors import BadRequest, MobizoError
 from shared.job import Progress, RoundRef
 from shared.signing import key_id, new_private_key, parse_public, private_bytes
@@ -172,14 +172,6 @@ class AgentHome:
         """Returns the key of the noise on counts of records, 64 hexadecimal digits. It stays on this device."""
         secret = private_bytes(self.device_key())
         return hmac.digest(secret, b"mobizo noise on counts of records", "sha256").hex()
-
-    def pause_reason(self) -> str | None:
-        """Returns why training waits if the user has paused it, otherwise None. The file also survives restarts."""
-        return PAUSED if self.paused.exists() else None
-
-    def write_status(self, status: DaemonStatus) -> None:
-        """Writes status.json atomically; it is not synced, because it is obsolete after a power cut."""
-        write_pieces(self.path / "status.json", (status.model_dump_json(indent=1).encode(),), synced=False)
 
     def status(self) -> DaemonStatus | None:
         """Returns the last written status, or None."""

@@ -74,10 +74,10 @@ def _records(model: PersonalModel, text: str | None, fields: list[str]) -> Itera
 
 
 def _show(prediction: Prediction, json_lines: bool) -> None:
-    candidates = [vars(candidate) for candidate in prediction.candidates]
-    best = prediction.best
-    facts = {"answer": best.text, "label": best.label, "candidates": candidates, "truncated": prediction.truncated}
     ranked = sorted(prediction.candidates, key=lambda candidate: -candidate.log_probability)
+    best = ranked[0]
+    candidates = [vars(candidate) for candidate in prediction.candidates]
+    facts = {"answer": best.text, "label": best.label, "candidates": candidates, "truncated": prediction.truncated}
     line = "  ".join(f"{candidate.text.strip()} {candidate.probability:.1%}" for candidate in ranked)
     line += "  (the text was truncated to the program's length)" if prediction.truncated else ""
     show(json_lines, facts, line)

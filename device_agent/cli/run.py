@@ -57,9 +57,7 @@ def run(
     json_lines: JsonOption = False,
 ) -> None:
     """Lease jobs and train them until stopped (Ctrl-C or SIGTERM); an unfinished run resumes at the next start."""
-    agent_home = AgentHome.locate(home)
-    directories = parse_datasets(data or [])
-    agent_home.config()  # raises NotEnrolled
+    directories, agent_home = parse_datasets(data or []), _enrolled(home)
     agent_home.create()
     if adb is not None and executor is not None:
         raise BadRequest(f"--adb trains on a phone, but --executor {executor} does not")

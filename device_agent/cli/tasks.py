@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from device_agent.cli.options import HomeOption, JsonOption
+from device_agent.cli.options import HomeOption, JsonOption, show
 from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import (
     MIN_DIGITS,
@@ -43,16 +43,13 @@ def list_tasks(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     if json_lines:
         for task in SHIPPED.values():
             typer.echo(json.dumps(_facts(task, None, TaskState.SHIPPED)))
-        for decision in decisions:
-            typer.echo(json.dumps(_facts(decision.task, decision.dataset, decision.state)))
-        return
-    typer.echo(f"shipped tasks, approved for every data set unless listed below as revoked: {', '.join(SHIPPED)}")
+    else:
+        typer.echo(f"shipped tasks, approved for every data set unless listed below as revoked: {', '.join(SHIPPED)}")
     for decision in decisions:
-        digits = decision.sha256[:MIN_DIGITS]
-        typer.echo(f"{decision.state}  {digits}  {decision.task.name} for data set {decision.dataset}")
-        if not is_shipped(decision.task):
-            for line in task_lines(decision.task):
-                typer.echo(f"    {line}")
+        task, digits = decision.task, decision.sha256[:MIN_DIGITS]
+        lines = [] if is_shipped(task) else [f"    {line}" for line in task_lines(task)]
+        title = f"{decision.state}  {digits}  {task.name} for data set {decision.dataset}"
+        show(json_lines, _facts(task, decision.dataset, decision.state), "\n".join([title, *lines]))
 
 
 @app.command()

@@ -17,7 +17,7 @@ from device_agent.durable import describe_error, remove_leftovers
 from device_agent.errors import PolicyForbids
 from device_agent.executors.choice import LauncherSelector
 from device_agent.executors.process import Launcher
-from device_agent.home import AgentHome
+from device_agent.home import PAUSED, AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.lease_and_policy import LeaseHeartbeat
 from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, Outcome
@@ -91,12 +91,13 @@ class Daemon:
         self._watchdog = watchdog or Watchdog()
         self._store = AdapterStore(home)
         self._cache = ProgramCache(home.cache, pins=self._store.pins)
+        self._sensors = LinuxSensors() if sensors is None else sensors
         owner_rules, self._consents = load_rules(rules or home.rules)
         self._evaluator = PolicyEvaluator(
             owner_rules,
-            LinuxSensors() if sensors is None else sensors,
+            self._sensors,
             DailyMinutes(home.budget),
-            home.pause_reason,
+            lambda: PAUSED if home.paused.exists() else None,
         )
         if self._consents.privacy_limit is not None and find_spec("dp_accounting") is None:
             raise BadRequest(
@@ -210,8 +211,9 @@ class Daemon:
         """Returns the device's current capabilities."""
         if self._capabilities is None:
             return None
-        charging, percent = self._evaluator.power(self._evaluator.rules)
-        power = {"battery": percent is not None, "charging": charging, "battery_percent": percent}
+        readings = self._sensors.read(self._evaluator.rules)
+        percent = readings.battery_percent
+        power = {"battery": percent is not None, "charging": readings.charging, "battery_percent": percent}
         return self._capabilities().model_copy(update=power | {"cohorts": self._consents.cohorts})
 
     def _check_rules(self) -> None:

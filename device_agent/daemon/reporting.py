@@ -21,6 +21,7 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from device_agent.home import AgentHome, DaemonStatus
+from shared.durable import write_pieces
 from shared.job import Progress, RoundRef
 
 FILE_BYTES = 2 << 20  # of each of the two
@@ -177,7 +178,9 @@ class Display:
         self._status = DaemonStatus.model_validate(status.model_dump())
         self._written_at = time.monotonic()
         try:
-            self._home.write_status(self._status)
+            # Atomically, but not synced: it is obsolete after a power cut.
+            content = self._status.model_dump_json(indent=1).encode()
+            write_pieces(self._home.path / "status.json", (content,), synced=False)
         except OSError as error:
             # A full disk must not end a job because of status.json.
             if not self._full:

@@ -318,27 +318,25 @@ def _parquet(path: Path, columns: Collection[str]) -> Iterator[Located]:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise BadRequest(f"{path}: Parquet files are read with pyarrow: pip install pyarrow") from error
-    number = 0
     try:
         with parquet.ParquetFile(path) as file:
             names = [name for name in file.schema_arrow.names if _is_needed(name, columns)]
             for column in columns:
                 if not any(_is_needed(name, (column,)) for name in names):
                     raise InvalidDataset(no_column(path, column, file.schema_arrow.names))
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=names):
-                for record in batch.to_pylist():
-                    number += 1
-                    location = f"{path}: row {number}"
-                    fields = {}
-                    for name, value in record.items():
-                        try:
-                            fields[name] = _as_json(value, is_text=bool(columns))
-                        except ValueError:
-                            others = (each.name for each in file.schema_arrow if "binary" not in str(each.type))
-                            raise InvalidDataset(
-                                f"{location}: column {name!r} has bytes; choose others with {_map_options(others)}"
-                            ) from None
-                    yield location, fields
+            batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=names)
+            for number, record in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
+                location = f"{path}: row {number}"
+                fields = {}
+                for name, value in record.items():
+                    try:
+                        fields[name] = _as_json(value, is_text=bool(columns))
+                    except ValueError:
+                        others = (each.name for each in file.schema_arrow if "binary" not in str(each.type))
+                        raise InvalidDataset(
+                            f"{location}: column {name!r} has bytes; choose others with {_map_options(others)}"
+                        ) from None
+                yield location, fields
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InvalidDataset(f"{path}: the file is not Parquet, or damaged ({error})") from error
 

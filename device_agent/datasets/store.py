@@ -50,10 +50,8 @@ class DatasetAbout(StrictModel):
 
 def check_directory(directory: Path) -> None:
     """Checks without reading records. Raises InvalidDataset unless `directory` can be a data set."""
-    if not directory.is_dir():
-        raise InvalidDataset(f"{directory} is not a directory; a data set is a directory with a train.jsonl")
     if not (directory / "train.jsonl").is_file():
-        raise InvalidDataset(f"{directory} has no train.jsonl, which every data set needs")
+        raise InvalidDataset(f"{directory} has no train.jsonl; a data set is a directory with one")
 
 
 class DatasetRemoved(Unavailable, title="Data set removed"):

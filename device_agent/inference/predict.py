@@ -36,11 +36,6 @@ class Prediction:
     candidates: tuple[Candidate, ...]
     truncated: bool
 
-    @property
-    def best(self) -> Candidate:
-        """The most likely candidate."""
-        return max(self.candidates, key=lambda candidate: candidate.log_probability)
-
 
 def predict(model: PersonalModel, record: Mapping[str, Any], location: str) -> Prediction:
     """Scores the candidates for one record, ignoring its label. Raises InvalidDataset naming `location`."""

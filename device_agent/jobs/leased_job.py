@@ -140,14 +140,17 @@ class LeasedJob:
             return self._lost(error.detail)
         except TooLittleMemory as error:
             sizes = Decline(needed_bytes=error.needed, available_bytes=error.available)
-            self._notify(lambda: self.client.decline(self.lease.id, sizes))
+            self._notify(partial(self.client.decline, self.lease.id, sizes))
             return JobEnd(Outcome.DECLINED, error.detail)
         except (PolicyForbids, LeftOutOfRound, NoRunner, ExecutorEnded) as error:
             return self._release(error.detail, COOLDOWN_SECONDS)
         except (TooManyRequests, Unavailable) as error:
             return self._release(error.detail)
         except (OwnerRefuses, TooFewNewRecords) as error:
-            return self._refuse(error)
+            # The reason depends on no record's content.
+            reason = JobError(code=error.code, detail=error.detail[:4000])
+            self._notify(partial(self.client.fail, self.lease.id, reason))
+            return JobEnd(Outcome.FAILED, error.detail)
         except MobizoError as error:
             if self.dataset.is_removed:
                 return self._release(DatasetRemoved(self.dataset.name).detail)
@@ -334,15 +337,11 @@ class LeasedJob:
             progress = progress.without_accuracies()
         # Losses and accuracies would reveal the masked or noised update; reports of a private run must not depend on
         # the data.
-        public_progress = redacted_progress(progress) if self._masked or self._private_member else progress
+        task = self.lease.round
+        is_private_member = task is not None and task.privacy is not None and task.privacy.members is not None
+        public_progress = redacted_progress(progress) if self._masked or is_private_member else progress
         self.heartbeat.report(public_progress.private() if self._private else public_progress)
         self.show(progress)
-
-    @property
-    def _private_member(self) -> bool:
-        """Whether the job's round keeps its members private."""
-        task = self.lease.round
-        return task is not None and task.privacy is not None and task.privacy.members is not None
 
     @property
     def _private(self) -> bool:
@@ -376,13 +375,6 @@ class LeasedJob:
             reason = JobError(code=reason.code, detail="the run is private; the device's log has the reason")
         self._notify(lambda: self.client.fail(self.lease.id, reason))
         return JobEnd(Outcome.FAILED, detail)
-
-    def _refuse(self, error: OwnerRefuses | TooFewNewRecords) -> JobEnd:
-        """Reports why the job is not trained: the owner does not allow it, or too few records are new. The reason
-        depends on no record's content.
-        """
-        self._notify(lambda: self.client.fail(self.lease.id, JobError(code=error.code, detail=error.detail[:4000])))
-        return JobEnd(Outcome.FAILED, error.detail)
 
     def _release(self, detail: str, cooldown: float = 0.0) -> JobEnd:
         """Releases a job that cannot be trained now."""

@@ -155,11 +155,6 @@ class PolicyEvaluator:
         except OSError as error:
             _log.warning("the training minutes could not be written; they count until a restart", detail=str(error))
 
-    def power(self, rules: Rules) -> tuple[bool | None, float | None]:
-        """Returns (on external power, battery percent), each None if unknown."""
-        readings = self._sensors.read(rules)
-        return readings.charging, readings.battery_percent
-
     def spare_bytes(self, rules: Rules) -> int:
         """Returns the memory available to training beyond what the rules reserve."""
         available = self._sensors.read(rules).available_bytes

@@ -10,16 +10,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from device_agent.executors import F32, Arrays
 from device_agent.executors.program import TrainingProgram
 from device_agent.memory import spare_bytes
-from device_agent.training.token_dropout import Positions
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 from shared.zo.encoding import Tokens
 
 MAX_BYTES = 256 << 20
+Positions = NDArray[np.int64]  # of tokens
 STRIDE = 16  # tokens: a text's state is computed at its own length rounded up to a multiple
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, RootModel
 
-from device_agent.durable import Document, locked, read_document, write_document
+from device_agent.durable import locked, read_document, write_document
 from device_agent.training.dp_sampling import DPSamples, load_or_draw
 from device_agent.training.run_plan import RunPlan
 from shared.durable import write_durably
@@ -134,7 +134,8 @@ class RunDirectory:
         self.candidates = path / "candidates"
         self.dp_samples_file, self.charge = path / "draws.npz", path / "charge.json"
         self.rehearsed, self.held_out = path / "rehearsed.jsonl", path / "held_out.jsonl"
-        self.result_file = path / "result.json"
+        self.result_file, self.figures_file = path / "result.json", path / "figures.json"
+        self.references_file = path / "references.json"
         self.checkpoints = Checkpoints(path / "checkpoints")
 
     def record_unusable(self, lines: Sequence[str]) -> None:
@@ -164,19 +165,15 @@ class RunDirectory:
 
     def begun_plan(self) -> RunPlan | None:
         """Returns the plan; None if the run has not begun, or if this agent cannot read its plan."""
-        return self._read("run.json", RunPlan)
+        return read_document(self.path / "run.json", RunPlan)
 
     def figures(self) -> ResourceUsage:
         """Returns the recorded resource usage; zeros in a new run."""
-        return self._read("figures.json", ResourceUsage) or ResourceUsage()
-
-    def record_usage(self, figures: ResourceUsage) -> None:
-        """Records the resource usage so far."""
-        write_document(self.path / "figures.json", figures)
+        return read_document(self.figures_file, ResourceUsage) or ResourceUsage()
 
     def result(self) -> Result | None:
         """Returns the result if training is complete."""
-        return self._read(self.result_file.name, Result)
+        return read_document(self.result_file, Result)
 
     def finish(self, result: Result) -> None:
         """Records the result, after both adapters were written, and deletes secret samples and rehearsed records."""
@@ -196,11 +193,7 @@ class RunDirectory:
 
     def references(self) -> References | None:
         """Returns the recorded log-probabilities at the run's start; None if there are none yet."""
-        return self._read("references.json", References)
-
-    def record_references(self, references: References) -> None:
-        """Records the log-probabilities at the run's start, once."""
-        write_document(self.path / "references.json", references)
+        return read_document(self.references_file, References)
 
     def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
         """Writes B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""
@@ -216,9 +209,6 @@ class RunDirectory:
     def remove(self) -> None:
         """Deletes the run."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def _read(self, name: str, model: type[Document]) -> Document | None:
-        return read_document(self.path / name, model)
 
 
 def prune_runs(runs: Path, keep: int = KEPT_RUNS) -> None:

@@ -14,12 +14,14 @@ replayed and never computed again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from device_agent.durable import write_document
 from device_agent.errors import Diverged, Stopped
 from device_agent.executors import F32, I32, Arrays
 from device_agent.executors.program import TrainingProgram, scalar
@@ -28,24 +30,24 @@ from device_agent.training.batch_sampler import BatchSampler
 from device_agent.training.data import Splits
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import SplitMetrics, log_probabilities, split_metrics
-from device_agent.training.prefix import PrefixCache, UpcomingTexts, prefix_cache, split_prefix
+from device_agent.training.prefix import Positions, PrefixCache, UpcomingTexts, prefix_cache, split_prefix
 from device_agent.training.progress import RunProgress
 from device_agent.training.result import build_result, out_of_patience, recorded, uploaded_validation
 from device_agent.training.run_directory import References, ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
 from device_agent.training.start_measurements import StartMeasurements
-from device_agent.training.token_dropout import drop_tokens
 from shared.job import Progress
 from shared.privacy import ExamplePrivacy
 from shared.recipe import PREFERENCE_LOSSES, Recipe
 from shared.result import Result
-from shared.zo.encoding import Example, Tokens
-from shared.zo.noise import query_seeds
+from shared.zo.encoding import Example, Row, Tokens
+from shared.zo.noise import DOMAIN_DROPOUT, query_seeds, stream_key, threefry2x32, uniform
 from shared.zo.packing import pack_preferences, pack_step, step_texts
 from shared.zo.proximal import proximal_step
 from shared.zo.trajectory import Evaluation, TrajectoryFile
 
 SLICE_SECONDS = 0.1  # of a pause, between two checks whether to stop
+KEPT = 8  # last tokens of a prompt, which are never left out: they say what is asked for
 
 Split = Literal["train", "validation", "test", "earlier", "reference"]
 
@@ -205,7 +207,7 @@ class Trainer:
             self._program.load(self._start)
             scores = {name: self._score(name, examples, self._recipe) for name, examples in by_split.items()}
             references = References.model_validate(scores)
-            self._run.record_references(references)
+            write_document(self._run.references_file, references)
         train, validation, test = (
             [replace(example, reference=own) for example, own in zip(examples, references.root[name], strict=True)]
             for name, examples in by_split.items()
@@ -312,7 +314,7 @@ class Trainer:
     def _record_usage(self) -> ResourceUsage:
         """Records the time and memory that the run has used so far."""
         figures = self._progress.used()
-        self._run.record_usage(figures)
+        write_document(self._run.figures_file, figures)
         return figures
 
     def _pause(self, seconds: float) -> None:
@@ -324,3 +326,36 @@ class Trainer:
     def _check_stop(self) -> None:
         if self._stop():
             raise Stopped
+
+
+def drop_tokens(
+    numbered: Iterable[tuple[int, Example]], recipe: Recipe, share: float, seed: int, step: int
+) -> tuple[list[Example], list[Positions]]:
+    """Returns a step's examples without a share of their prompts' tokens, and for each text of `step_texts` the
+    positions of its tokens that stay. numbered: each with its index in the training split. seed: of the job.
+
+    Of a few hundred records a model soon knows each by a few of its words. Where other words are missing at each visit,
+    it has to learn from all of them. Frozen layers read whole prompts, so that their outputs are computed once; what is
+    left out is missing from the first adapted layer on.
+    """
+    key = stream_key(seed, DOMAIN_DROPOUT)
+    thinned: list[Example] = []
+    kept: list[Positions] = []
+    for index, example in numbered:
+        x0, x1 = threefry2x32(key, step, index)
+        # Rows with the same prompt lose the same tokens.
+        stays = (uniform((int(x0[0]), int(x1[0])), example.length) + 1) / 2 >= share
+        rows, positions = zip(*(_thin(row, stays) for row in example.rows), strict=True)
+        thinned.append(replace(example, rows=rows))
+        kept += positions if recipe.loss in PREFERENCE_LOSSES else [positions[example.correct]]
+    return thinned, kept
+
+
+def _thin(row: Row, stays: NDArray[np.bool_]) -> tuple[Row, Positions]:
+    """Returns a row, and the positions of its tokens that stay, which those of the answer do."""
+    length = len(row.prompt)
+    stays = stays[:length].copy()
+    stays[:1] = stays[max(length - KEPT, 0) :] = True
+    positions = np.flatnonzero(stays)
+    prompt = tuple(row.prompt[position] for position in positions)
+    return replace(row, prompt=prompt), np.append(positions, np.arange(length, len(row.tokens)))

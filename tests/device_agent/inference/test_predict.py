@@ -49,7 +49,8 @@ def test_predictions_are_what_the_training_program_scores(home, rademacher, flat
         shares = [weight / sum(weights) for weight in weights]
         np.testing.assert_allclose([c.probability for c in prediction.candidates], shares, rtol=1e-3)
         assert [(c.text, c.label) for c in prediction.candidates] == [(" terrible", "negative"), (" great", "positive")]
-        assert prediction.best.text == (" terrible", " great")[int(np.argmax(scores))]
+        likeliest = max(prediction.candidates, key=lambda each: each.log_probability)
+        assert likeliest.text == (" terrible", " great")[int(np.argmax(scores))]
         assert prediction.truncated == (record is RECORDS[2])
     model.close()
 

@@ -8,7 +8,7 @@ from device_agent.executors.program import Rates
 from device_agent.training.batch_sampler import BatchSampler
 from device_agent.training.prefix import prefix_cache
 from device_agent.training.run_directory import RunDirectory
-from device_agent.training.token_dropout import drop_tokens
+from device_agent.training.trainer import drop_tokens
 from shared.zo.packing import pack_step, step_texts
 from tests.device_agent.training.runs import (
     hashes,

@@ -111,7 +111,7 @@ def test_a_run_learns_what_people_prefer(launcher, base, run, pairs, preferring,
     examples = splits_of(plan, program).train
     with torch.no_grad():
         expected_references = [logps(model, each.rows).tolist() for each in examples]
-    np.testing.assert_allclose(run.references().train, expected_references, rtol=1e-4)
+    np.testing.assert_allclose(run.references().root["train"], expected_references, rtol=1e-4)
 
 
 def test_killed_at_every_call_it_ends_with_the_same_bytes(run, pairs, preferring, tmp_path):

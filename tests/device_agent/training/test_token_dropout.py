@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_agent.training.token_dropout import KEPT, drop_tokens
+from device_agent.training.trainer import KEPT, drop_tokens
 from shared.recipe import BaseRef, Recipe
 from shared.zo.encoding import Example, Row
 from shared.zo.packing import step_texts
