@@ -85,10 +85,7 @@ class DatasetStore:
 
     def directories(self) -> dict[str, Path]:
         """Returns the directory of each data set by name, sorted."""
-        try:
-            links = sorted(path for path in self.path.iterdir() if re.fullmatch(NAME, path.name) and path.is_symlink())
-        except FileNotFoundError:
-            return {}
+        links = sorted(path for path in self.path.glob("*") if re.fullmatch(NAME, path.name) and path.is_symlink())
         return {path.name: path for path in links if (path / "train.jsonl").is_file()}
 
     def directory(self, name: str) -> Path:

@@ -154,12 +154,9 @@ class Upload:
 
     def _trajectory(self) -> bytes | None:
         """Returns the trajectory's complete frames, or None."""
-        if self.trajectory == "none":
+        if self.trajectory == "none" or not self.run.trajectory.exists():
             return None
-        try:
-            data = self.run.trajectory.read_bytes()
-        except FileNotFoundError:
-            return None
+        data = self.run.trajectory.read_bytes()
         return data[: parse_trajectory(data)[1]]
 
     def _store(self, data: bytes) -> None:

@@ -92,9 +92,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the numbers of steps that have a checkpoint, ascending."""
-        if not self.path.is_dir():
-            return []
-        names = (_CHECKPOINT.fullmatch(file.name) for file in self.path.iterdir())
+        names = (_CHECKPOINT.fullmatch(file.name) for file in self.path.glob("*"))
         return sorted(int(name[1]) for name in names if name)
 
     def read(self, step: int) -> F32 | None:
@@ -114,10 +112,8 @@ class Checkpoints:
 
     def keep(self, steps: Iterable[int]) -> None:
         """Removes all checkpoints except those of `steps`."""
-        kept_steps = set(steps)
-        for step in self.steps():
-            if step not in kept_steps:
-                self._file(step).unlink(missing_ok=True)
+        for step in set(self.steps()).difference(steps):
+            self._file(step).unlink(missing_ok=True)
 
     def _file(self, step: int) -> Path:
         return self.path / f"step-{step}.bin"
