@@ -28,7 +28,7 @@ def test_enroll_pins_the_servers_key(agent, server, home):
         (["enroll", "--server", "URL"], 2, "--name"),
         (["run", "--data", "movies"], 2, "NAME=DIR"),
         (["run", "--data", "Movies=/tmp"], 2, "NAME=DIR"),
-        (["run", "--data", "movies=/nowhere/at/all"], 2, "not a directory"),
+        (["run", "--data", "movies=/nowhere/at/all"], 2, "has no train.jsonl"),
         (["run", "--data", "movies=."], 2, "no train.jsonl"),
         (["data", "add", "reviews", "README.md"], 2, "--format"),
     ],
