@@ -85,7 +85,8 @@ class DatasetStore:
 
     def directories(self) -> dict[str, Path]:
         """Returns the directory of each data set by name, sorted."""
-        links = sorted(path for path in self.path.glob("*") if re.fullmatch(NAME, path.name) and path.is_symlink())
+        paths = self.path.iterdir() if self.path.exists() else ()
+        links = sorted(path for path in paths if re.fullmatch(NAME, path.name) and path.is_symlink())
         return {path.name: path for path in links if (path / "train.jsonl").is_file()}
 
     def directory(self, name: str) -> Path:
