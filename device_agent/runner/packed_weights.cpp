@@ -18,7 +18,9 @@ namespace {
 
 constexpr uint64_t MAX_PACKED = 3;                // times the weights file: forward, transposed, and other tilings
 constexpr uint64_t MIN_FREE = uint64_t{64} << 20; // bytes of the disk that are left free for the run
-constexpr double MAX_RESIDENT = 0.5;              // times the weights file: packed weights that stay in memory
+// Packed weights that stay in memory: a share of the weights file, and bytes.
+constexpr double MAX_RESIDENT_SHARE = 0.6;
+constexpr size_t MAX_RESIDENT = size_t{80} << 20;
 constexpr size_t PIECE = size_t{1} << 20;
 constexpr uint64_t NO_BIAS = UINT64_MAX, OF_PROGRAM = uint64_t{1} << 63;
 
@@ -227,7 +229,8 @@ std::vector<PackedRange> PackedWeights::take_used() {
 }
 
 std::vector<PackedRange> PackedWeights::transient(const std::vector<PackedRange> &used) {
-  const auto max_bytes = static_cast<size_t>(MAX_RESIDENT * static_cast<double>(*weights_.size()));
+  const auto share = static_cast<size_t>(MAX_RESIDENT_SHARE * static_cast<double>(*weights_.size()));
+  const size_t max_bytes = std::min(share, MAX_RESIDENT);
   std::vector<PackedRange> ranges;
   if (resident_) {
     return ranges;

@@ -11,6 +11,9 @@
 #include <executorch/runtime/core/hierarchical_allocator.h>
 #include <executorch/runtime/platform/runtime.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -113,6 +116,21 @@ struct Program::Runtime {
     }
     planned = std::make_unique<HierarchicalAllocator>(Span<Span<uint8_t>>(spans.data(), spans.size()));
   }
+
+  // Returns the memory of activations beyond a method's plan to the system. Only the arenas after the first have state.
+  void release_activations(const std::string &method) {
+    const auto meta = module->method_meta(method);
+    if (!meta.ok() || meta->num_memory_planned_buffers() == 0) {
+      return;
+    }
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto start = reinterpret_cast<uintptr_t>(spans[0].data());
+    const uintptr_t first = (start + static_cast<size_t>(*meta->memory_planned_buffer_size(0)) + page - 1) / page * page;
+    const uintptr_t last = (start + spans[0].size()) / page * page;
+    if (first < last) {
+      (void)madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
+    }
+  }
 };
 
 Program::Program(const std::string &program, const std::string &weights, const std::string &packed, bool resident)
@@ -153,6 +171,9 @@ void Program::load(const std::string &method) {
 
 std::vector<Tensor> Program::call(const std::string &method, const std::vector<Tensor> &inputs) {
   load(method);
+  if (method.rfind("score", 0) == 0) { // reads lm_head's whole table, and plans less than the step before it
+    runtime_->release_activations(method);
+  }
   std::vector<TensorPtr> held;
   std::vector<EValue> values;
   for (const Tensor &input : inputs) {
