@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from server.compiler import compile_program
 from server.compiler.checkpoints import base as base_module
 from server.compiler.checkpoints.base import AttentionKind, Rope, locate_base
 from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from server.compiler.model.decoder import inverse_frequencies
+from server.compiler.program import compile_program
 from shared.errors import UnknownBase, UnreadableCheckpoint, UnsupportedModel
 from tests.server import gguf_files
 from tests.server.compiler.conftest import LLAMA3_ROPE, VOCABULARY, eager_logits, make_tiny
