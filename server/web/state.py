@@ -30,7 +30,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Generic, ParamSpec, TypeVar
 
@@ -60,15 +59,6 @@ MAX_IN_GROUP = 200  # items in one transaction
 Part = TypeVar("Part")
 CAPACITY = 20_000  # buckets of one kind, about 4 MiB; a forgotten bucket counts as full
 Clock = Callable[[], float]
-
-
-class RateLimit(StrEnum):
-    """The key by which a route counts its requests."""
-
-    CREDENTIAL = "token"
-    ADDRESS = "address"
-    REFUSALS = "refusals"  # requests with a wrong token, by address
-    NONE = "none"
 
 
 class Buckets:
