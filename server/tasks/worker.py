@@ -124,7 +124,6 @@ class Worker:
                     return None
                 claim = self._queue(session).claim(kind, subject, tag, since)
                 session.flush()
-                session.expunge_all()  # an order may contain rows
                 return claim
 
         try:
