@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from server.catalog.bases import inspect
 from server.cli.main import app
+from server.compiler.checkpoints import base as base_module
 from server.compiler.checkpoints import checkpoint
 from server.compiler.checkpoints.gguf_file import GgufTensor
 from server.compiler.checkpoints.hub import download
@@ -288,7 +289,8 @@ def refused_directories(root):
     }
 
 
-def test_base_add_refuses_the_same_without_torch(tmp_path):
+def test_base_add_refuses_the_same_without_torch_and_before_hashing(tmp_path, monkeypatch):
+    monkeypatch.setattr(base_module, "file_sha256", lambda path: pytest.fail(f"{path} is hashed"))
     directories = refused_directories(tmp_path)
     for source, message in directories.items():
         for check in (check_base, lambda source: inspect("tiny", source, None)):
