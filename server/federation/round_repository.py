@@ -12,13 +12,12 @@ from sqlalchemy.orm import joinedload
 from server.database.database import Repository
 from server.database.paging import PageRequest, PageRows, page_of
 from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
+from server.federation.secure_aggregation.repository import ENDED_BADLY
 from server.federation.secure_aggregation.repository import due as masked_due
 from server.jobs.repository import Job
 from shared.federation.cohort import RoundState, UpdateState
-from shared.job import JobState
 
 UNDER_WAY = (RoundState.OPEN, RoundState.AGGREGATING)
-_ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
 
 
 @dataclass(frozen=True)
@@ -175,5 +174,5 @@ def _jobless() -> ColumnElement[bool]:
 
 
 def _lost() -> ColumnElement[bool]:
-    ended = exists().where(Job.number == MemberUpdate.job_number, Job.state.in_(_ENDED_BADLY))
+    ended = exists().where(Job.number == MemberUpdate.job_number, Job.state.in_(ENDED_BADLY))
     return (MemberUpdate.state == UpdateState.WAITING) & ended
