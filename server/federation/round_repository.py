@@ -96,11 +96,7 @@ class RoundRepository(Repository):
 
     def parts(self, cohort_round: CohortRound, state: UpdateState) -> Sequence[MemberUpdate]:
         """Returns the parts of a round in one state, with their members, in order."""
-        statement = select(MemberUpdate).where(
-            MemberUpdate.round_number == cohort_round.number, MemberUpdate.state == state
-        )
-        statement = statement.options(joinedload(MemberUpdate.member))
-        return self._session.scalars(statement.order_by(MemberUpdate.number)).all()
+        return self._parts(cohort_round, MemberUpdate.state == state)
 
     def count(self, cohort_round: CohortRound, state: UpdateState) -> int:
         """Returns the number of parts of a round in one state."""
@@ -108,9 +104,14 @@ class RoundRepository(Repository):
 
     def without_job(self, cohort_round: CohortRound, limit: int) -> Sequence[MemberUpdate]:
         """Returns up to `limit` parts of a round for which no job was submitted yet, with their members, in order."""
-        statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number, _jobless())
-        statement = statement.options(joinedload(MemberUpdate.member))
-        return self._session.scalars(statement.order_by(MemberUpdate.number).limit(limit)).all()
+        return self._parts(cohort_round, _jobless(), limit)
+
+    def _parts(
+        self, cohort_round: CohortRound, condition: ColumnElement[bool], limit: int | None = None
+    ) -> Sequence[MemberUpdate]:
+        statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number, condition)
+        statement = statement.options(joinedload(MemberUpdate.member)).order_by(MemberUpdate.number)
+        return self._session.scalars(statement.limit(limit)).all()
 
     def ended_badly(self, cohort_round: CohortRound) -> Sequence[MemberUpdate]:
         """Returns the waiting parts of a round whose job has failed or was cancelled."""
