@@ -16,7 +16,7 @@ from server.database.columns import Table, utc_now
 from server.database.schema import check_current, lacking, migrating, reached, release
 from server.federation import models as cohorts
 from server.federation.privacy import repository as privacy
-from server.federation.secure_aggregation import models as secure_aggregation
+from server.federation.secure_aggregation import repository as secure_aggregation
 from server.identity import audit, tenants, tokens
 from server.identity.devices import repository as devices
 from server.identity.devices import service as enrollment

@@ -130,7 +130,7 @@ class ProgramStore:
         making.mkdir()
         with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations
             warnings.simplefilter("ignore")
-            from server.compiler import compile_program
+            from server.compiler.program import compile_program
 
             list_operators_once()
             gc.disable()  # it would walk through the many small objects of the graphs again and again

@@ -16,7 +16,7 @@ SMALL = {"rank": 2, "queries": 1, "effective_batch": 1, "sequence_length": 8, "a
 COMPILER = """
 import sys, time
 from pathlib import Path
-import server.compiler
+from types import SimpleNamespace
 from tests.programs import ProgramStore
 
 directory, log, recipe, source = sys.argv[1:]
@@ -32,7 +32,7 @@ class Manifest:
     def model_dump_json(self):
         return "{}"
 
-server.compiler.compile_program = compile_program
+sys.modules["server.compiler.program"] = SimpleNamespace(compile_program=compile_program)
 from shared.recipe import Recipe
 kept = ProgramStore(Path(directory), "state").compiled(Recipe.model_validate_json(recipe), source)
 assert (kept / "program.pte").read_bytes() == b"program"

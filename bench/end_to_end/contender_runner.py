@@ -29,7 +29,7 @@ from bench.training.learners import Learner, MezoProgram, ProgramLearner, TorchL
 from bench.training.runs import Calibrated, Contender, Evaluation, Run, Split, load_or_run, new_run, train
 from device_agent.executors.python import use_threads
 from device_agent.training.data import sample
-from server.compiler import inspect_base
+from server.compiler.checkpoints.checkpoint import inspect_base
 from shared.canonical import sha256_hex
 from shared.recipe import Recipe
 from shared.zo.calibration import read_calibration

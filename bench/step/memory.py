@@ -20,7 +20,7 @@ from bench.result import Claims, notes
 from bench.runner import load_or_compute, run_module
 from device_agent.executors.program import Rates
 from device_agent.memory import peak_rss_bytes
-from server.compiler import inspect_base
+from server.compiler.checkpoints.checkpoint import inspect_base
 from shared.recipe import DEFAULT_EPS, Recipe
 from shared.zo.noise import query_seeds
 from shared.zo.packing import pack_score, pack_step

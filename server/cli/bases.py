@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from server.cli.console import Json, open_home, tell, tell_rows
+from server.cli.console import Json, open_home, rows_of, tell, tell_rows
 from shared.errors import MobizoError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add_base(
     inspected = inspect(name, source, artifacts, hub_id)
     with database.writing() as session:
         base = BaseService(session, artifacts).register(inspected)
-    value = {column: getattr(base, column) for column in BASE_COLUMNS}
+    (value,) = rows_of([base], BASE_COLUMNS)
     tell(as_json, value, f"{base.name}: {base.shape.architecture}, {base.parameters:,} parameters, {base.sha256}")
 
 
@@ -99,7 +99,7 @@ def list_bases(as_json: Json = False) -> None:
 
     database, _ = _open()
     with database.reading() as session:
-        rows = [{column: getattr(base, column) for column in BASE_COLUMNS} for base in BaseRepository(session).all()]
+        rows = rows_of(BaseRepository(session).all(), BASE_COLUMNS)
     tell_rows(as_json, rows, BASE_COLUMNS)
 
 

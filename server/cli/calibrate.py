@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, cast, get_args
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from server.cli.compile import RecipeFile, quiet_libraries, read_recipe
-from server.cli.console import Json, complaints, output, transaction
+from server.cli.console import Json, complaints, tell_figures, transaction
 from shared.errors import InvalidTask
 from shared.task import Task
 from shared.task_templates import named_task
@@ -73,15 +72,7 @@ def calibrate(
         "bytes": out.stat().st_size,
         "seconds": round(time.monotonic() - began, 1),
     }
-    _tell(as_json, figures)
-
-
-def _tell(as_json: bool, figures: dict[str, Any]) -> None:
-    if as_json:
-        output.print(json.dumps(figures), markup=False)
-        return
-    for name, value in figures.items():
-        output.print(f"{name}: {value:,}" if type(value) is int else f"{name}: {value}", markup=False)
+    tell_figures(as_json, figures)
 
 
 def _task(name: str) -> Task:

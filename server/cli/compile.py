@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import warnings
@@ -14,9 +13,8 @@ from typing import Annotated, Any
 
 import pydantic
 import typer
-from rich.table import Table
 
-from server.cli.console import Json, complaints, output
+from server.cli.console import Json, complaints, tell_figures
 from shared.errors import InvalidRecipe
 from shared.invalid_fields import first_invalid
 from shared.program import ProgramManifest
@@ -56,14 +54,7 @@ def compile_program(
             lambda progress: status.update(str(progress.get("stage", "compiling"))),
             calibration,
         )
-    figures = _figures(compiled.manifest, time.monotonic() - began, compiled.cached)
-    if as_json:
-        output.print(json.dumps(figures), markup=False)
-        return
-    table = Table(show_header=False, box=None)
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,}" if type(value) is int else str(value))
-    output.print(table)
+    tell_figures(as_json, _figures(compiled.manifest, time.monotonic() - began, compiled.cached))
 
 
 def read_recipe(path: Path | None) -> RecipeSettings:

@@ -69,6 +69,12 @@ def tell(as_json: bool, value: Any, text: str) -> None:
     output.print(json.dumps(value) if as_json else text, markup=False)
 
 
+def tell_figures(as_json: bool, figures: dict[str, Any]) -> None:
+    """Prints figures as JSON, or each on a line."""
+    lines = [f"{name}: {value:,}" if type(value) is int else f"{name}: {value}" for name, value in figures.items()]
+    tell(as_json, figures, "\n".join(lines))
+
+
 def tell_rows(as_json: bool, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
     """Prints rows as JSON, or as a table."""
     if as_json:

@@ -21,7 +21,7 @@ from server.identity.tokens import Principal, make_last_used
 from server.web.bodies import UnsupportedMediaType, media_type
 from server.web.openapi import may_raise
 from server.web.routes import Rule
-from server.web.state import AppState, RateLimit, address_of
+from server.web.state import AppState, address_of
 from shared.access import Scope
 from shared.errors import BadRequest, Forbidden, TenantSuspended, TooManyRequests, Unauthorized
 
@@ -48,13 +48,6 @@ class SignedIn(Rule):
 
     scopes: frozenset[Scope]
     checks_token: ClassVar[bool] = True
-    rate_limit = RateLimit.CREDENTIAL
-
-    @property
-    def callers(self) -> str:
-        """Who may call, in words."""
-        scopes = " and ".join(f"`{scope}`" for scope in sorted(self.scopes))
-        return f"session with {scopes}" if scopes else "session"
 
     async def __call__(self, request: Request) -> Visitor:
         """Returns the visitor whom `admit` looked up."""

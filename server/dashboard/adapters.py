@@ -23,7 +23,7 @@ from server.registry.decisions import DecisionService
 from server.registry.endpoints import Version
 from server.registry.models import Adapter, AuditTrail, StoredVersion, event_view
 from server.registry.ratings import RatingService
-from server.registry.repository import AdapterRepository, find_adapter, resolve
+from server.registry.repository import AdapterRepository, find_adapter, read_version, resolve
 from server.registry.service import AdapterService, ApprovalService, removed_after
 from server.web.pages import Paging
 from server.web.state import Reading, State, Writing
@@ -147,8 +147,7 @@ def _decides(visitor: Visitor) -> bool:
 async def choose(visitor: Asker, request: Request, form: Fields, name: str, version: Version, state: State) -> Response:
     """Chooses among the answers of the version's task, as POST /v1/score does, by the version and by its base."""
     tenant = visitor.principal.tenant
-    with state.database.reading() as session:
-        manifest = resolve(session, tenant, name, f"v{version}")[1].signed.manifest
+    manifest = read_version(state.database, tenant, name, f"v{version}").signed.manifest
     if manifest.task.generates:
         raise BadRequest(f"{name} v{version} learned to write text, not to choose an answer: give it a prompt instead")
     record = {name: form[FIELD + name] for name in record_fields(manifest.task) if FIELD + name in form}
@@ -226,19 +225,19 @@ def reason_of(form: Fields) -> str:
 @router.post("/{name}/versions/{version}/approve")
 def approve(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
     """Approves a held version."""
-    DecisionService.of(session, visitor.principal, name).approve(f"v{version}", reason_of(form))
+    DecisionService(session, visitor.principal, name).approve(f"v{version}", reason_of(form))
     return redirect(f"/ui/adapters/{name}/versions/{version}", "approved")
 
 
 @router.post("/{name}/versions/{version}/delete")
 def delete(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
     """Deletes a version; it can be restored for some days."""
-    DecisionService.of(session, visitor.principal, name).delete_version(f"v{version}", reason_of(form))
+    DecisionService(session, visitor.principal, name).delete_version(f"v{version}", reason_of(form))
     return redirect(f"/ui/adapters/{name}", "deleted")
 
 
 @router.post("/{name}/versions/{version}/promote")
 def promote(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
     """Makes an approved version `main`."""
-    DecisionService.of(session, visitor.principal, name).promote(f"v{version}", reason_of(form))
+    DecisionService(session, visitor.principal, name).promote(f"v{version}", reason_of(form))
     return redirect(f"/ui/adapters/{name}/versions/{version}", "promoted")

@@ -23,7 +23,7 @@ from server.dashboard.pages import CONTENT_POLICY, LOGIN, Visitor, page, redirec
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import SessionService
 from server.identity.access_rules import PUBLIC
-from server.web.state import AppState, State
+from server.web.state import State
 from shared.errors import NotFound
 
 # Swagger UI sets styles of elements, and its style sheet contains images.
@@ -34,15 +34,10 @@ pages = PageRoutes()
 @pages.post("/ui/logout")
 async def logout(visitor: Annotated[Visitor, signed_in()], form: Fields, state: State) -> Response:
     """Ends the session."""
-    await state.write_queue.run(_end, state, visitor.secret)
+    await state.write_queue.transact(lambda session: SessionService(session).end(visitor.secret))
     response = redirect(LOGIN, "signed-out")
     response.delete_cookie(COOKIE, path="/")
     return response
-
-
-def _end(state: AppState, secret: str) -> None:
-    with state.database.writing() as session:
-        SessionService(session).end(secret)
 
 
 @pages.get("/ui/static/{name}", dependencies=[PUBLIC])

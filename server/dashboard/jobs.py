@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
@@ -95,18 +96,14 @@ async def submit(visitor: Writer, request: Request, form: Fields, state: State) 
     try:
         job_request = await run_in_threadpool(read_request, state, visitor.principal.tenant, form)
         await prepare(request, visitor.principal.tenant, job_request)
-        return await state.write_queue.run(_submit, state, visitor, job_request)
+        submission = partial(submit_job, visitor.principal, job_request, state)
+        job = await state.write_queue.transact(submission)
+        return redirect(f"/ui/jobs/{job.id}", "submitted")
     except MobizoError as error:
         if error.status >= 500:
             raise
         with state.database.reading() as session:
             return _form(visitor, session, state, dict(form), error)
-
-
-def _submit(state: AppState, visitor: Visitor, job_request: JobRequest) -> Response:
-    with state.database.writing() as session:
-        job = submit_job(visitor.principal, job_request, state, session)
-        return redirect(f"/ui/jobs/{job.id}", "submitted")
 
 
 def read_request(state: AppState, tenant: str, form: Mapping[str, str]) -> JobRequest:

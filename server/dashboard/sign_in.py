@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import Query, Request, Response
@@ -14,7 +13,7 @@ from server.dashboard.sessions import SessionService, csrf_token, is_secret, new
 from server.database.columns import utc_now
 from server.identity.access_rules import PUBLIC
 from server.identity.tokens import token_digest
-from server.web.state import AppState, State, address_of
+from server.web.state import State, address_of
 from shared.errors import Forbidden, Unauthorized
 
 LOGIN_SECONDS = 3600  # that a login page may wait to be filled in
@@ -48,13 +47,6 @@ def _set_cookie(request: Request, response: Response, name: str, value: str, sec
     )
 
 
-def _signed_in(request: Request, target: str, secret: str, expires: datetime) -> Response:
-    response = redirect(target)
-    _set_cookie(request, response, COOKIE, secret, int((expires - utc_now()).total_seconds()))
-    response.delete_cookie(LOGIN_COOKIE, path="/")
-    return response
-
-
 @router.get(LOGIN, dependencies=[PUBLIC])
 async def login_page(request: Request, next: Next = "/") -> Response:
     """The page on which a person signs in with a token."""
@@ -73,14 +65,12 @@ async def login(request: Request, state: State) -> Response:
     token = fields.get("token", "").strip()[:MAX_TOKEN]
     try:
         with state.limits.checking(token_digest(token), address_of(request)):
-            session, expires = await state.write_queue.run(_begin, state, token)
+            session, expires = await state.write_queue.transact(lambda session: SessionService(session).begin(token))
     except Unauthorized as error:
         return _login_page(request, target, error.detail, 401)
     except Forbidden as error:
         return _login_page(request, target, error.detail, 403)
-    return _signed_in(request, target, session, expires)
-
-
-def _begin(state: AppState, token: str) -> tuple[str, datetime]:
-    with state.database.writing() as session:
-        return SessionService(session).begin(token)
+    response = redirect(target)
+    _set_cookie(request, response, COOKIE, session, int((expires - utc_now()).total_seconds()))
+    response.delete_cookie(LOGIN_COOKIE, path="/")
+    return response

@@ -8,12 +8,9 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, DateTime, Dialect, Enum, MetaData, String, Text, any_, bindparam
-from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.ext.compiler import compiles
+from sqlalchemy import DateTime, Dialect, Enum, MetaData, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.sql.visitors import InternalTraversal
-from sqlalchemy.types import Boolean, TypeDecorator
+from sqlalchemy.types import TypeDecorator
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -36,38 +33,6 @@ class Numbered:
     """A table whose rows are numbered in the order of their creation."""
 
     number: Mapped[int] = mapped_column(primary_key=True)
-
-
-class OneOf(ColumnElement[bool]):
-    """Whether a text column is one of the texts of a parameter, a list, in a statement that is built once.
-
-    On PostgreSQL the list is one value, so that the statement's text is the same for every length: psycopg and the
-    server prepare it once, and take milliseconds less for hundreds of texts.
-    """
-
-    inherit_cache = True
-    type = Boolean()
-    _traverse_internals = [  # noqa: RUF012  # as SQLAlchemy declares it
-        ("column", InternalTraversal.dp_clauseelement),
-        ("name", InternalTraversal.dp_string),
-    ]
-
-    def __init__(self, column: Any, name: str) -> None:
-        self.column, self.name = column, name
-
-    def self_group(self, against: Any = None) -> Any:
-        """Returns itself: what it is compiled to is a comparison, which SQLite must not compare with 1."""
-        return self
-
-
-@compiles(OneOf, "postgresql")
-def _in_array(element: OneOf, compiler: Any, **options: Any) -> str:
-    return str(compiler.process(element.column == any_(bindparam(element.name, type_=ARRAY(String))), **options))
-
-
-@compiles(OneOf, "sqlite")
-def _in_list(element: OneOf, compiler: Any, **options: Any) -> str:
-    return str(compiler.process(element.column.in_(bindparam(element.name, expanding=True)), **options))
 
 
 class UtcTime(TypeDecorator[datetime]):

@@ -9,9 +9,8 @@ earlier transaction and then continues with its results, whereas SERIALIZABLE wo
 Conflicts that locks do not order are caught by unique constraints: the later transaction raises `Collision` and is
 retried.
 
-Beginning and ending a transaction and checking its connection each take a round trip to PostgreSQL, as long as a
-statement. Autocommit reads therefore have none of them, and a connection is checked only if it was idle or has unread
-input.
+Beginning and ending a transaction each take a round trip to PostgreSQL, as long as a statement. Autocommit reads
+therefore have none of them. A connection is checked before each use, which replaces those that broke while idle.
 
 Outages become `DatabaseUnavailable`, conflicts between concurrent transactions become `Collision` (retryable), and
 values that no column can hold become `Unstorable`. Any other database error is a bug and is raised unchanged.
@@ -42,7 +41,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import select
 import sqlite3
 import threading
 import time
@@ -51,14 +49,13 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, CursorResult, Engine, Executable, Select, create_engine, event, func
-from sqlalchemy import select as sqlalchemy_select
+from sqlalchemy import URL, Connection, CursorResult, Engine, Executable, Select, create_engine, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
-from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
+from sqlalchemy.pool import QueuePool
 
 from server.database.columns import Table
 from server.database.paging import Condition, Row
@@ -68,8 +65,6 @@ from shared.errors import BadRequest, Conflict, Unavailable
 SelectStatement = TypeVar("SelectStatement", bound=Select[*tuple[Any, ...]])
 AnyRow = TypeVar("AnyRow", bound=Table)
 CLOSE_SECONDS = 5.0
-IDLE_SECONDS = 1.0  # a connection idle for longer is checked before use
-_IDLE_SINCE = "mobizo-idle-since"
 APPLICATION = "mobizo-server"
 DRIVERS = {
     "sqlite": "sqlite",
@@ -179,41 +174,13 @@ def _engine(url: URL, tuning: Tuning) -> Engine:
         "keepalives_count": 3,
         "tcp_user_timeout": round(tuning.statement_seconds * 1000),
     }
-    engine = create_engine(
+    return create_engine(
         url,
         **pool,
+        pool_pre_ping=True,
         pool_recycle=round(tuning.recycle_seconds),
         connect_args={name: value for name, value in connect_options.items() if name not in url.query},
     )
-    _check_idle(engine)
-    return engine
-
-
-def _check_idle(engine: Engine) -> None:
-    """Replaces connections that broke while idle, for example because the database was restarted."""
-
-    @event.listens_for(engine, "checkin")
-    def checkin(connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info[_IDLE_SINCE] = time.monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def checkout(connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
-        since = record.info.get(_IDLE_SINCE)
-        # A closed connection has unread input; a host that has disappeared leaves none.
-        if since is None or (time.monotonic() - since < IDLE_SECONDS and not _has_unread_input(connection)):
-            return
-        try:
-            engine.dialect.do_ping(connection)
-        except engine.dialect.loaded_dbapi.Error as error:
-            # The other connections of the pool are broken too.
-            raise InvalidatePoolError from error
-
-
-def _has_unread_input(connection: Any) -> bool:
-    """Returns whether a connection has unread input, including its end. Does not wait."""
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
 
 
 class DatabaseUnavailable(Unavailable, code=Unavailable.code):
@@ -326,7 +293,7 @@ def lock_name(session: Session, *parts: str) -> None:
     if session.get_bind().dialect.name == "postgresql":
         key = int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big", signed=True)
         session.flush()
-        session.execute(sqlalchemy_select(func.pg_advisory_xact_lock(key)))
+        session.execute(select(func.pg_advisory_xact_lock(key)))
 
 
 def read_columns(session: Session, statement: Executable, parameters: Mapping[str, Any]) -> CursorResult[Any]:
@@ -357,18 +324,18 @@ class Repository:
 
     def _one(self, table: type[AnyRow], *conditions: Condition, lock: bool = False) -> AnyRow | None:
         """Returns the row that meets all conditions, or None. lock: until the transaction ends."""
-        return self._session.scalar(locked(sqlalchemy_select(table).where(*conditions), lock=lock))
+        return self._session.scalar(locked(select(table).where(*conditions), lock=lock))
 
     def _all(
         self, table: type[Row], *conditions: Condition, lock: bool = False, limit: int | None = None
     ) -> Sequence[Row]:
         """Returns the rows that meet all conditions, oldest first, at most `limit` of them."""
-        statement = sqlalchemy_select(table).where(*conditions).order_by(table.number).limit(limit)
+        statement = select(table).where(*conditions).order_by(table.number).limit(limit)
         return self._session.scalars(locked(statement, lock=lock)).all()
 
     def _count(self, *conditions: Condition) -> int:
         """Returns how many rows meet all conditions."""
-        return self._session.scalars(sqlalchemy_select(func.count()).where(*conditions)).one()
+        return self._session.scalars(select(func.count()).where(*conditions)).one()
 
 
 def change_state(

@@ -56,7 +56,7 @@ class AggregationHandler(Handler):
         if cohort.settings.algorithm.asynchronous and service.waits_for_approval(cohort):
             raise Postponed(_HELD_SECONDS)
         try:
-            base = self._base(session, service, cohort, cohort_round)
+            base = service.start_of(cohort, cohort_round, deleted=True)
         except NotFound as error:
             raise NoVersion(f"the version that the round started from is gone: {error.detail}") from error
         return _order(RoundRepository(session), cohort, cohort_round, base)
@@ -127,17 +127,6 @@ class AggregationHandler(Handler):
     def _locked_round(self, session: Session, subject: str) -> tuple[Cohort, CohortRound]:
         """Returns a round and its cohort, which guards it, locked."""
         return CohortRepository(session).of_round_locked(subject), RoundRepository(session).get_one(subject)
-
-    def _base(
-        self, session: Session, service: RoundService, cohort: Cohort, cohort_round: CohortRound
-    ) -> StoredVersion | None:
-        """Returns the starting version: that of a synchronous round, or the current `main` for an asynchronous one."""
-        if cohort.settings.algorithm.asynchronous:
-            return service.head(cohort)
-        if cohort_round.start is None:
-            return None
-        adapter = find_adapter(session, cohort.tenant, cohort.name)
-        return find_version(session, adapter, cohort_round.start.revision, deleted=True)
 
     def _total(self, order: RoundOrder) -> Total | None:
         """Returns the sum of a round's masked updates, or None if they are not masked. Raises NoVersion."""

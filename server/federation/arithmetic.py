@@ -70,7 +70,7 @@ def make_version(artifacts: ArtifactStore, order: RoundOrder, total: Total | Non
     settings, size = order.settings, order.size_d
     base = read_b(artifacts, order.base_sha256, size)
     # `CohortSettings` rejects member-level privacy with masked updates: the server cannot clip them.
-    update = _aggregated(artifacts, order, base) if total is None else total.mean.astype(np.float32)
+    update = _aggregate(artifacts, order, base) if total is None else total.mean.astype(np.float32)
     state = initial_state(settings.optimizer, size)
     if order.optimizer_sha256 is not None:
         state = load_state(artifacts.read(order.optimizer_sha256), settings.optimizer, size)
@@ -81,10 +81,17 @@ def make_version(artifacts: ArtifactStore, order: RoundOrder, total: Total | Non
     return StoredFiles(artifacts.put(adapter), len(adapter), artifacts.put(state.dump()))
 
 
-def _aggregated(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> F32:
-    """Returns the aggregated update, float32 (D,)."""
+def _aggregate(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> F32:
+    """Returns the aggregated update, float32 (D,). Raises NoVersion."""
+    starts = {order.base_sha256: base}
+    # The norm limit was checked at upload; an accepted update must not fail the round now.
+    rules = UpdateRequirements(order.size_d, order.a_sha256)
     try:
-        return aggregate(order.settings, _source(artifacts, order, base)).update
+        for update in order.updates:
+            if update.start_sha256 not in starts:
+                starts[update.start_sha256] = read_b(artifacts, update.start_sha256, order.size_d)
+        files = [UploadedFile(each.contribution, each.sha256, starts[each.start_sha256]) for each in order.updates]
+        return aggregate(order.settings, FileSource(files, rules, artifacts.open)).update
     except (InvalidUpload, ValueError) as error:
         raise NoVersion(str(error)) from error
 
@@ -92,20 +99,6 @@ def _aggregated(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> F32:
 def read_b(artifacts: ArtifactStore, sha256: str | None, size: int) -> F32:
     """Returns the flat B of an adapter file, float32 (D,), or zeros if `sha256` is None."""
     return np.zeros(size, np.float32) if sha256 is None else load_adapter(artifacts.read(sha256), size)
-
-
-def _source(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> FileSource:
-    starts = {order.base_sha256: base}
-    for update in order.updates:
-        if update.start_sha256 not in starts:
-            starts[update.start_sha256] = read_b(artifacts, update.start_sha256, order.size_d)
-    # The norm limit was checked at upload; an accepted update must not fail the round now.
-    rules = UpdateRequirements(order.size_d, order.a_sha256)
-    return FileSource([_uploaded(update, starts) for update in order.updates], rules, artifacts.open)
-
-
-def _uploaded(update: CountedUpdate, starts: dict[str | None, F32]) -> UploadedFile:
-    return UploadedFile(update.contribution, update.sha256, starts[update.start_sha256])
 
 
 def _file(flat: F32, order: RoundOrder) -> bytes:

@@ -64,16 +64,12 @@ class MemberRecipes:
         if self._base is None:
             return request, self._common
         cohort = self._cohort
-        request = request.model_copy(update={"recipe": requested_recipe(cohort.settings)})
+        fields = cohort.settings.recipe.model_dump(include=set(RequestedRecipe.model_fields))
+        request = request.model_copy(update={"recipe": RequestedRecipe.model_validate(fields)})
         spare = spare_memory(self._session, cohort.tenant, request)
         demands = member_demands(cohort.settings, request)
         choice = choose_recipe(request, cohort.task, self._base, spare, demands)
         return request, replace(self._common, recipe=choice.recipe, estimator_reason=choice.reason)
-
-
-def requested_recipe(settings: CohortSettings) -> RequestedRecipe:
-    """Returns a cohort's recipe settings in the form of a job's request."""
-    return RequestedRecipe.model_validate(settings.recipe.model_dump(include=set(RequestedRecipe.model_fields)))
 
 
 def part_request(cohort: Cohort, part: MemberUpdate, start: StoredVersion | None) -> JobRequest:

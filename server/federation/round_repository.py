@@ -12,13 +12,12 @@ from sqlalchemy.orm import joinedload
 from server.database.database import Repository
 from server.database.paging import PageRequest, PageRows, page_of
 from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
+from server.federation.secure_aggregation.repository import ENDED_BADLY
 from server.federation.secure_aggregation.repository import due as masked_due
 from server.jobs.repository import Job
 from shared.federation.cohort import RoundState, UpdateState
-from shared.job import JobState
 
 UNDER_WAY = (RoundState.OPEN, RoundState.AGGREGATING)
-_ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
 
 
 @dataclass(frozen=True)
@@ -97,11 +96,7 @@ class RoundRepository(Repository):
 
     def parts(self, cohort_round: CohortRound, state: UpdateState) -> Sequence[MemberUpdate]:
         """Returns the parts of a round in one state, with their members, in order."""
-        statement = select(MemberUpdate).where(
-            MemberUpdate.round_number == cohort_round.number, MemberUpdate.state == state
-        )
-        statement = statement.options(joinedload(MemberUpdate.member))
-        return self._session.scalars(statement.order_by(MemberUpdate.number)).all()
+        return self._parts(cohort_round, MemberUpdate.state == state)
 
     def count(self, cohort_round: CohortRound, state: UpdateState) -> int:
         """Returns the number of parts of a round in one state."""
@@ -109,9 +104,14 @@ class RoundRepository(Repository):
 
     def without_job(self, cohort_round: CohortRound, limit: int) -> Sequence[MemberUpdate]:
         """Returns up to `limit` parts of a round for which no job was submitted yet, with their members, in order."""
-        statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number, _jobless())
-        statement = statement.options(joinedload(MemberUpdate.member))
-        return self._session.scalars(statement.order_by(MemberUpdate.number).limit(limit)).all()
+        return self._parts(cohort_round, _jobless(), limit)
+
+    def _parts(
+        self, cohort_round: CohortRound, condition: ColumnElement[bool], limit: int | None = None
+    ) -> Sequence[MemberUpdate]:
+        statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number, condition)
+        statement = statement.options(joinedload(MemberUpdate.member)).order_by(MemberUpdate.number)
+        return self._session.scalars(statement.limit(limit)).all()
 
     def ended_badly(self, cohort_round: CohortRound) -> Sequence[MemberUpdate]:
         """Returns the waiting parts of a round whose job has failed or was cancelled."""
@@ -175,5 +175,5 @@ def _jobless() -> ColumnElement[bool]:
 
 
 def _lost() -> ColumnElement[bool]:
-    ended = exists().where(Job.number == MemberUpdate.job_number, Job.state.in_(_ENDED_BADLY))
+    ended = exists().where(Job.number == MemberUpdate.job_number, Job.state.in_(ENDED_BADLY))
     return (MemberUpdate.state == UpdateState.WAITING) & ended

@@ -181,7 +181,7 @@ class RoundService:
         try:
             base = BaseRepository(self._session).get(cohort.settings.base)
             _check_base(cohort, base)
-            start = self._start_of(cohort, cohort_round)
+            start = self.start_of(cohort, cohort_round)
             parent = None if start is None else parent_of(start)
             recipes = MemberRecipes(self._session, artifacts, cohort, base, parent)
             for part in parts:
@@ -223,14 +223,17 @@ class RoundService:
         adapter = AdapterRepository(self._session).get(cohort.tenant, cohort.name)
         return adapter is not None and self.held_version(adapter) is not None
 
-    def _start_of(self, cohort: Cohort, cohort_round: CohortRound) -> StoredVersion | None:
-        """Returns the starting version of new jobs: `main` if asynchronous, the round's own start otherwise."""
+    def start_of(self, cohort: Cohort, cohort_round: CohortRound, *, deleted: bool = False) -> StoredVersion | None:
+        """Returns the starting version: the current `main` if asynchronous, the round's own start otherwise.
+
+        deleted: the round's own start may be a deleted version. Raises AdapterNotFound or RevisionNotFound.
+        """
         if cohort.settings.algorithm.asynchronous:
             return self.head(cohort)
         if cohort_round.start is None:
             return None
         adapter = find_adapter(self._session, cohort.tenant, cohort.name)
-        return find_version(self._session, adapter, cohort_round.start.revision)
+        return find_version(self._session, adapter, cohort_round.start.revision, deleted=deleted)
 
     def end_if_due(self, cohort: Cohort) -> None:
         """Ends the open round if all members have answered, the buffer is full, or the deadline has passed."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from sqlalchemy.orm import Session
-
 from server.database.columns import utc_now
 from server.database.database import Database
 from server.federation.repository import CohortRepository
@@ -24,8 +22,13 @@ def watch_rounds(database: Database, artifacts: ArtifactStore) -> None:
     """Performs every due action."""
     # First without locks, so that cohorts that wait for an approval do not block other writers.
     with database.reading() as session:
-        due = [number for number in RoundRepository(session).due(utc_now()) if _may_act(session, number)]
-        ready = [number for number in CohortRepository(session).to_open() if _may_open(session, number)]
+        cohorts, rounds, service = CohortRepository(session), RoundRepository(session), RoundService(session)
+        due = [
+            number
+            for number in rounds.due(utc_now())
+            if not service.holds_back(cohort := cohorts.by_number(number)) or rounds.ends(cohort, utc_now())
+        ]
+        ready = [number for number in cohorts.to_open() if service.may_open(cohorts.by_number(number))]
     # Each cohort by itself, so that one that fails does not stop the others.
     for act, numbers in ((_end, due), (_open, ready)):
         for number in numbers:
@@ -44,13 +47,3 @@ def _open(database: Database, artifacts: ArtifactStore, number: int) -> None:
         cohort, rounds = CohortRepository(session).by_number(number, lock=True), RoundService(session)
         if cohort.opens and rounds.may_open(cohort):
             rounds.open(cohort, artifacts)
-
-
-def _may_act(session: Session, number: int) -> bool:
-    """Returns whether an action other than waiting for an approval is due."""
-    cohort = CohortRepository(session).by_number(number)
-    return not RoundService(session).holds_back(cohort) or RoundRepository(session).ends(cohort, utc_now())
-
-
-def _may_open(session: Session, number: int) -> bool:
-    return RoundService(session).may_open(CohortRepository(session).by_number(number))

@@ -44,7 +44,7 @@ from server.identity.tokens import DevicePrincipal, Principal, TokenService, mak
 from server.settings import Settings
 from server.web.openapi import may_raise
 from server.web.routes import Rule
-from server.web.state import Answer, AppState, Arguments, Group, RateLimit, State, address_of, group_read
+from server.web.state import Answer, AppState, Arguments, Group, State, address_of, group_read
 from server.web.tenant_turns import MAX_REQUESTS, Places
 from shared.access import Role, Scope
 from shared.errors import (
@@ -101,15 +101,6 @@ class Holder(Rule):
     devices: bool
     needs_token: ClassVar[bool] = True
     checks_token: ClassVar[bool] = True
-    rate_limit = RateLimit.CREDENTIAL
-
-    @property
-    def callers(self) -> str:
-        """Who may call, in words."""
-        if not self.people:
-            return "device"
-        scopes = " and ".join(f"`{scope}`" for scope in sorted(self.scopes)) or "person or service"
-        return f"{scopes}, or device" if self.devices else scopes
 
     async def __call__(self, request: Request, credentials: _Credentials) -> Principal:
         """Returns the caller that `admit` looked up."""
@@ -141,8 +132,6 @@ class OneTime(Rule):
     """Admits any token; the route uses it up or rejects it."""
 
     needs_token: ClassVar[bool] = True
-    rate_limit = RateLimit.REFUSALS
-    callers = "bearer of a one-time token"
 
     async def __call__(self, request: Request, state: State, credentials: _Credentials) -> AsyncIterator[str]:
         """Returns the token's text. If the route rejects it, that counts against the caller's address."""
@@ -167,12 +156,6 @@ class Open(Rule):
     """Admits any caller, with or without a token."""
 
     limited: bool
-    callers = "anyone"
-
-    @property
-    def rate_limit(self) -> RateLimit:
-        """By address, or none."""
-        return RateLimit.ADDRESS if self.limited else RateLimit.NONE
 
     async def __call__(self) -> None:
         """Does nothing: `admit` has counted the request."""

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-from server.database.columns import Numbered, OneOf, Table, UtcTime, new_id, text_enum, utc_now
+from server.database.columns import Numbered, Table, UtcTime, new_id, text_enum, utc_now
 from server.database.database import Database, Repository, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.devices.repository import Device
@@ -118,7 +118,7 @@ HOLDERS = (
     .join(Tenant, Tenant.name == Token.tenant)
     .join(User, User.id == Token.user_id, isouter=True)
     .join(Device, Device.id == Token.device_id, isouter=True)
-    .where(OneOf(Token.digest, "digests"))
+    .where(Token.digest.in_(bindparam("digests", expanding=True)))
 )
 
 

@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 from server.inference.scorer import make_scorer
 from server.inference.service import ReadRow, ResolvedTarget, ScoringService, texts_to_score
 from server.inference.texts import Text
-from server.registry.models import StoredVersion
-from server.registry.repository import resolve
+from server.registry.repository import read_version
 from server.registry.trajectories.reconstruction import b_file
 from server.web.state import AppState
 from shared.chat_template import NoChatTemplate
@@ -69,7 +68,6 @@ def _read_rows(
 ) -> list[ReadRow]:
     with state.database.reading() as session:
         rows = ScoringService(session, state.artifacts, tenant, allow_held).read(request, cancelled)
-        session.expunge_all()
     for target in {id(row.target): row.target for row in rows}.values():
         _store_adapter(state, target)
     return rows
@@ -144,7 +142,6 @@ class Generation:
             service = ScoringService(session, self._state.artifacts, self._tenant, self._allow_held)
             target = service.resolve_model(self._request.model)
             tokenizer = service.tokenizer(target)
-            session.expunge_all()
         _store_adapter(self._state, target)
         return target, tokenizer
 
@@ -201,17 +198,10 @@ async def classify(state: AppState, tenant: str, adapter: str, request: Classify
 
     Raises the errors of `ClassifyRequest.record` and `score`.
     """
-    name, version = await run_in_threadpool(_resolve, state, tenant, adapter)
+    name, _, revision = adapter.partition("@")
+    version = await run_in_threadpool(read_version, state.database, tenant, name, revision or MAIN)
     task = version.manifest.task
     row = ScoreRow(adapter=f"{name}@{version.revision}", record=request.record(task))
     (result,) = (await score(state, tenant, ScoreRequest(task=task, rows=(row,)))).rows
     scores = [(answer.label or answer.text, answer.probability, answer.log_probability) for answer in result.answers]
     return ClassifyResult.of(result, scores)
-
-
-def _resolve(state: AppState, tenant: str, adapter: str) -> tuple[str, StoredVersion]:
-    name, _, revision = adapter.partition("@")
-    with state.database.reading() as session:
-        _, version = resolve(session, tenant, name, revision or MAIN)
-        session.expunge_all()
-    return name, version

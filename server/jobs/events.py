@@ -48,7 +48,6 @@ def _read(state: AppState, token_id: str, number: int, after: int) -> tuple[Sequ
         events = jobs.events_after(number, after, BATCH)
         job = jobs.by_number(number)
         last = events[-1].position if events else after
-        session.expunge_all()
         return events, job.state.final and last >= job.events
 
 

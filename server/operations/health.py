@@ -76,13 +76,6 @@ def readiness(state: AppState) -> dict[str, str | None]:
     return problems
 
 
-def check_ready(state: AppState) -> None:
-    """Raises NotReady with the names of the failed checks. Reasons go to the log, because the probe is public."""
-    failing = [name for name, detail in readiness(state).items() if detail is not None]
-    if failing:
-        raise NotReady(f"not ready: {', '.join(failing)}; the server's log has the reasons", failing=failing)
-
-
 def server_usage(session: Session, since: datetime) -> ServerUsage:
     """Returns the peak memory of the server's processes, including workers with a heartbeat after `since`."""
     _, worker, compiler = TaskRepository(session).peaks(since)
@@ -119,7 +112,9 @@ def check_readiness(state: State) -> dict[str, str]:
 
     `sweeps` names the periodic sweeps of workers that fail; the server can still serve requests.
     """
-    check_ready(state)
+    failing = [name for name, detail in readiness(state).items() if detail is not None]
+    if failing:  # reasons go to the log, because the probe is public
+        raise NotReady(f"not ready: {', '.join(failing)}; the server's log has the reasons", failing=failing)
     with state.database.reading() as session:
         names = sorted({failure.name for failure in failing_sweeps(session)})
     return {"status": "degraded", "sweeps": ", ".join(names)} if names else {"status": "ok"}

@@ -94,7 +94,7 @@ def _recipe(
 def _layer_count(source: str, sha256: str, existing: ProgramManifest | None) -> int:
     if existing is not None and existing.recipe.base.sha256 == sha256:
         return existing.shape.layers
-    from server.compiler import inspect_base
+    from server.compiler.checkpoints.checkpoint import inspect_base
 
     return inspect_base(source).layers
 

@@ -40,7 +40,7 @@ def _version_view(state: AppState, decisions: DecisionService, version: StoredVe
 @router.post("/adapters/{name}/promote", responses=DECIDED)
 def promote_version(principal: Writer, name: str, promotion: Promotion, state: State, session: Writing) -> AdapterView:
     """Makes an approved version `main`, such as the one that was it before. The next approval moves `main` on."""
-    decisions = DecisionService.of(session, principal, name)
+    decisions = DecisionService(session, principal, name)
     decisions.promote(promotion.revision, promotion.reason)
     return _view(state, session, decisions)
 
@@ -48,7 +48,7 @@ def promote_version(principal: Writer, name: str, promotion: Promotion, state: S
 @router.delete("/adapters/{name}", responses=raises(AdapterNotFound))
 def delete_adapter(principal: Writer, name: str, state: State, session: Writing, reason: Reason = "") -> AdapterView:
     """Deletes an adapter with its versions; it can be restored until `removed_after`."""
-    decisions = DecisionService.of(session, principal, name)
+    decisions = DecisionService(session, principal, name)
     decisions.delete(reason)
     return _view(state, session, decisions)
 
@@ -56,7 +56,7 @@ def delete_adapter(principal: Writer, name: str, state: State, session: Writing,
 @router.post("/adapters/{name}/undelete", responses=raises(AdapterNotFound))
 def undelete_adapter(principal: Writer, name: str, state: State, session: Writing, why: Why = None) -> AdapterView:
     """Restores a deleted adapter."""
-    decisions = DecisionService.of(session, principal, name, deleted=True)
+    decisions = DecisionService(session, principal, name, deleted=True)
     decisions.undelete(why.reason if why else "")
     return _view(state, session, decisions)
 
@@ -66,7 +66,7 @@ def approve_version(
     principal: Writer, name: str, version: Version, state: State, session: Writing, why: Why = None
 ) -> AdapterVersion:
     """Approves a held version; it becomes `main` if no later version was approved."""
-    decisions = DecisionService.of(session, principal, name)
+    decisions = DecisionService(session, principal, name)
     return _version_view(state, decisions, decisions.approve(f"v{version}", why.reason if why else ""))
 
 
@@ -75,7 +75,7 @@ def delete_version(
     principal: Writer, name: str, version: Version, state: State, session: Writing, reason: Reason = ""
 ) -> AdapterVersion:
     """Deletes a version; it can be restored until `removed_after`."""
-    decisions = DecisionService.of(session, principal, name)
+    decisions = DecisionService(session, principal, name)
     return _version_view(state, decisions, decisions.delete_version(f"v{version}", reason))
 
 
@@ -84,7 +84,7 @@ def undelete_version(
     principal: Writer, name: str, version: Version, state: State, session: Writing, why: Why = None
 ) -> AdapterVersion:
     """Restores a deleted version with its former state."""
-    decisions = DecisionService.of(session, principal, name)
+    decisions = DecisionService(session, principal, name)
     restored = decisions.undelete_version(f"v{version}", why.reason if why else "")
     return _version_view(state, decisions, restored)
 
@@ -98,7 +98,7 @@ def get_adapter_rule(principal: Reader, name: str, session: Reading) -> RuleView
 @router.put("/adapters/{name}/rule", responses=raises(AdapterNotFound))
 def set_adapter_rule(principal: Writer, name: str, change: RuleChange, session: Writing) -> RuleView:
     """Sets the adapter's own rule for future versions; null: the tenant's rule applies."""
-    decisions, approval = DecisionService.of(session, principal, name), ApprovalService(session)
+    decisions, approval = DecisionService(session, principal, name), ApprovalService(session)
     decisions.rule(change.rule)
     return approval.of_adapter(decisions.adapter)
 

@@ -20,16 +20,11 @@ from shared.registry import AdapterAction, ApprovalRule, VersionState
 class DecisionService:
     """One person's decisions about one adapter, in one writing transaction."""
 
-    def __init__(self, session: Session, actor: Actor, tenant: str, name: str, *, deleted: bool = False) -> None:
+    def __init__(self, session: Session, principal: Principal, name: str, *, deleted: bool = False) -> None:
         """deleted: the adapter may be a deleted one. Raises AdapterNotFound."""
-        self._session, self._actor = session, actor
+        self._session, self._actor = session, Actor.of(principal)
         self._adapters, self._trail = AdapterRepository(session), AuditTrail(session)
-        self.adapter = find_adapter(session, tenant, name, lock=True, deleted=deleted)
-
-    @classmethod
-    def of(cls, session: Session, principal: Principal, name: str, *, deleted: bool = False) -> DecisionService:
-        """Returns the decisions of a caller about one adapter. Raises AdapterNotFound."""
-        return cls(session, Actor.of(principal), principal.tenant, name, deleted=deleted)
+        self.adapter = find_adapter(session, principal.tenant, name, lock=True, deleted=deleted)
 
     def approve(self, revision: str, reason: str) -> StoredVersion:
         """Approves a held version. Raises RevisionNotFound."""

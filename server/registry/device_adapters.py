@@ -86,6 +86,5 @@ def download_device_adapter(principal: Device, name: str, revision: str, request
     """The LoRA-B of that version; supports Range."""
     with state.database.reading() as session:
         version = _version(session, principal, name, revision)
-        session.expunge_all()
     raw_file = files.find(state, version, files.RAW)
     return file_response(request, state.artifacts, raw_file.sha256, f"{name}-{version.version}.{raw_file.path}")

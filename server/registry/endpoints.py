@@ -11,8 +11,8 @@ from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.registry import files
 from server.registry.comparison import compare_revisions
-from server.registry.models import AuditTrail, StoredVersion, event_view
-from server.registry.repository import AdapterRepository, find_adapter, resolve
+from server.registry.models import AuditTrail, event_view
+from server.registry.repository import AdapterRepository, find_adapter, read_version, resolve
 from server.registry.service import AdapterService, removed_after
 from server.registry.trajectories.reconstruction import b_file
 from server.storage.store import Collected, Damaged, StorageFull
@@ -21,7 +21,7 @@ from server.web.middleware import RangeNotSatisfiable
 from server.web.openapi import FILE, raises
 from server.web.pages import Paging
 from server.web.routes import Routes
-from server.web.state import AppState, Reading, State
+from server.web.state import Reading, State
 from shared.access import Scope
 from shared.errors import AdapterNotFound, AMismatch, FileNotInAdapter, RevisionNotFound, UnsupportedFormat
 from shared.protocol import AdapterVersion, AdapterView, Page, PeftFile, PeftListing
@@ -119,14 +119,16 @@ def compare_versions(
 @router.get("/{name}/versions/{version}/lora_B.safetensors", **FILE_OF_ADAPTER)
 def download_lora_b(principal: Reader, name: str, version: Version, request: Request, state: State) -> Response:
     """Downloads the LoRA-B file as the device made it; supports Range."""
-    sha256 = b_file(state.database, state.artifacts, _stored(state, principal, name, version))
+    sha256 = b_file(
+        state.database, state.artifacts, read_version(state.database, principal.tenant, name, f"v{version}")
+    )
     return file_response(request, state.artifacts, sha256, f"{name}-{version}.lora_B.safetensors")
 
 
 @router.get("/{name}/versions/{version}/peft", responses=raises(*ABSENT, AMismatch, Collected, StorageFull))
 def list_peft_files(principal: Reader, name: str, version: Version, state: State) -> PeftListing:
     """Lists the files of the version's PEFT directory."""
-    stored = _stored(state, principal, name, version)
+    stored = read_version(state.database, principal.tenant, name, f"v{version}")
     peft_files = [view_of(PeftFile, row) for row in files.listing(state, stored)]
     return PeftListing(adapter=name, version=version, files=peft_files)
 
@@ -137,13 +139,5 @@ def download_peft_file(
     principal: Reader, name: str, version: Version, file: str, request: Request, state: State
 ) -> Response:
     """Downloads a file of the PEFT directory, or of another export format by name; supports Range."""
-    stored_file = files.find(state, _stored(state, principal, name, version), file)
+    stored_file = files.find(state, read_version(state.database, principal.tenant, name, f"v{version}"), file)
     return file_response(request, state.artifacts, stored_file.sha256, stored_file.path)
-
-
-def _stored(state: AppState, principal: Principal, name: str, version: int) -> StoredVersion:
-    """Reads a version in a separate transaction, because files are generated outside of transactions."""
-    with state.database.reading() as session:
-        _, stored = resolve(session, principal.tenant, name, f"v{version}")
-        session.expunge_all()
-    return stored

@@ -58,7 +58,6 @@ def _files(state: AppState, version: StoredVersion, paths: Sequence[str]) -> lis
     database, artifacts = state.database, state.artifacts
     with database.reading() as session:
         rows = {row.path: row for row in AdapterRepository(session).generated_files(version)}
-        session.expunge_all()
     absent = [path for path in paths if path not in rows]
     if absent:
         new_rows = [

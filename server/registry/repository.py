@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from server.catalog.calibrations.service import names_calibration
 from server.database.columns import MAX_INTEGER
-from server.database.database import Repository, locked
+from server.database.database import Database, Repository, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.quotas import QuotaService
 from server.registry.models import Adapter, StoredPeftFile, StoredVersion, TenantRule
@@ -247,6 +247,12 @@ def resolve(session: Session, tenant: str, name: str, revision: str) -> tuple[Ad
     """Returns a version and its adapter. Raises AdapterNotFound or RevisionNotFound."""
     adapter = find_adapter(session, tenant, name)
     return adapter, find_version(session, adapter, revision)
+
+
+def read_version(database: Database, tenant: str, name: str, revision: str) -> StoredVersion:
+    """Reads a version in a transaction of its own, for files, which are generated outside of transactions."""
+    with database.reading() as session:
+        return resolve(session, tenant, name, revision)[1]
 
 
 def _named(adapters: AdapterRepository, adapter: Adapter, revision: str) -> StoredVersion | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import Request, Response
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 
@@ -14,7 +16,7 @@ from server.registry.trajectories.service import Proof
 from server.registry.warm_start import StartService
 from server.results import uploads
 from server.results.trajectories import Trajectories
-from server.results.uploads import AdapterUploads, ExpectedAdapter
+from server.results.uploads import ExpectedAdapter, check_adapter, expect_adapter, record_upload
 from server.storage.store import Collected, StagingFile, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
 from server.web.body_budgets import UPLOADERS, remove_unreferenced, staged_body, stored
@@ -51,19 +53,29 @@ READERS = Places("trajectories", 3)  # threads that read trajectories, two of th
 REPLAYERS = Places("replays", REPLAYS)
 
 
-def _uploads(state: AppState) -> AdapterUploads:
-    return AdapterUploads(state.database, state.artifacts, state.settings.lease_seconds)
-
-
 async def _upload(
     state: AppState, principal: DevicePrincipal, lease_id: str, expected: ExpectedAdapter, staged: StagingFile
 ) -> UploadReceipt:
-    """Checks and stores an adapter file, then records it under its lease."""
-    service, tenant, device_id = _uploads(state), principal.tenant, principal.device_id
-    upload = await state.get(UPLOADERS.make).run(tenant, service.check, expected, staged)
-    async with stored(state, tenant, staged):
-        receipt, replaced = await state.write_queue.run(service.record, device_id, lease_id, upload)
-    await remove_unreferenced(state, tenant, replaced)
+    """Checks an adapter file, and then as `_record`."""
+    norm = await state.get(UPLOADERS.make).run(principal.tenant, check_adapter, state.artifacts, expected, staged)
+    return await _record(state, principal, lease_id, staged, "upload", norm)
+
+
+async def _record(
+    state: AppState,
+    principal: DevicePrincipal,
+    lease_id: str,
+    staged: StagingFile,
+    kind: Literal["upload", "trajectory"],
+    norm: float | None = None,
+) -> UploadReceipt:
+    """Stores a checked file, records it under its lease, and removes the file that it replaces."""
+    receipt, device_id = UploadReceipt(sha256=staged.sha256, size=staged.size), principal.device_id
+    async with stored(state, principal.tenant, staged):
+        replaced = await state.write_queue.transact(
+            lambda session: record_upload(session, state, device_id, lease_id, receipt, kind, norm)
+        )
+    await remove_unreferenced(state, principal.tenant, replaced)
     return receipt
 
 
@@ -78,7 +90,6 @@ def download_start(principal: Device, lease_id: str, request: Request, state: St
     with state.database.reading() as session:
         leases = LeaseService(session, state.settings.lease_seconds)
         version = StartService(session).file(leases.job_unlocked(principal.device_id, lease_id))
-        session.expunge_all()
     file = files.find(state, version, files.RAW)
     return file_response(request, state.artifacts, file.sha256, file.path)
 
@@ -93,8 +104,8 @@ async def upload_adapter(
 ) -> UploadReceipt:
     """Uploads the trained LoRA-B: a safetensors file with one float32 tensor `lora_B` of D finite elements."""
     check_binary_type(request.headers)
-    service = _uploads(state)
-    expected = await write_signed(state, principal, signature, service.expect, principal.device_id, lease_id)
+    seconds, device_id = state.settings.lease_seconds, principal.device_id
+    expected = await write_signed(state, principal, signature, expect_adapter, seconds, device_id, lease_id)
     async with staged_body(request, expected.limit) as staged:
         check_digest(signature, bytes.fromhex(staged.sha256))
         return await _upload(state, principal, lease_id, expected, staged)
@@ -107,16 +118,11 @@ async def upload_trajectory(
     """Uploads the complete trajectory of the run, which a device sends only if its owner allows it."""
     check_binary_type(request.headers)
     trajectories = Trajectories(state.database, state.artifacts, state.settings)
-    device_id = principal.device_id
-    expected = await write_signed(state, principal, signature, trajectories.expect, device_id, lease_id)
+    expected = await write_signed(state, principal, signature, trajectories.expect, principal.device_id, lease_id)
     async with staged_body(request, expected.limit) as staged:
         check_digest(signature, bytes.fromhex(staged.sha256))
         await state.get(READERS.make).run(principal.tenant, trajectories.check, expected, staged.path)
-        receipt = UploadReceipt(sha256=staged.sha256, size=staged.size)
-        async with stored(state, principal.tenant, staged):
-            receipt, replaced = await state.write_queue.run(trajectories.record, device_id, lease_id, receipt)
-    await remove_unreferenced(state, principal.tenant, replaced)
-    return receipt
+        return await _record(state, principal, lease_id, staged, "trajectory")
 
 
 @router.post(
@@ -146,7 +152,9 @@ async def _proof(state: AppState, principal: DevicePrincipal, lease_id: str, com
     if completion.trajectory_sha256 is None:
         return None
     service = Trajectories(state.database, state.artifacts, state.settings)
-    proof_request = await state.write_queue.run(service.begin, principal.device_id, lease_id, completion)
+    proof_request = await state.write_queue.transact(
+        lambda session: service.begin(session, principal.device_id, lease_id, completion)
+    )
     if proof_request is None:
         return None
     proof = await state.get(REPLAYERS.make).run(principal.tenant, service.prove, proof_request)

@@ -23,12 +23,12 @@ from server.registry.trajectories.reconstruction import replay_slot, start_of
 from server.registry.trajectories.service import Proof, check_sent
 from server.registry.warm_start import StartService
 from server.settings import Settings
-from server.storage.store import ArtifactStore, hold
+from server.storage.store import ArtifactStore
 from shared.canonical import sha256_hex
-from shared.errors import Gone, InvalidTrajectory, NotReplayable, StartDeleted, TrajectoryMismatch
+from shared.errors import InvalidTrajectory, NotReplayable, StartDeleted, TrajectoryMismatch
 from shared.federation.algorithms import DeviceAlgorithm, algorithm_of
 from shared.program import ProgramManifest
-from shared.protocol import Completion, UploadReceipt
+from shared.protocol import Completion
 from shared.recipe import LEDGER_ESTIMATORS
 from shared.training_settings import TrainingSettings
 from shared.trajectory_checks import check_result, check_run, ledger_limit
@@ -115,44 +115,24 @@ class Trajectories:
         """Checks the file of a trajectory, which may take a second. Raises InvalidTrajectory."""
         check_run(read_ledger(path.read_bytes(), expected.training.steps), expected.header, expected.training)
 
-    def record(self, device_id: str, lease_id: str, receipt: UploadReceipt) -> tuple[UploadReceipt, str | None]:
-        """Records a trajectory, which was checked and stored, under its lease.
-
-        Returns the receipt, and the sha256 of the file that it replaces. Repeating it returns the same receipt. Raises
-        NotFound, Gone or Collected.
-        """
-        with self.database.writing() as session:
-            leases = LeaseService(session, self.settings.lease_seconds)
-            lease, _ = leases.find(device_id, lease_id)
-            if lease.ending is Ending.COMPLETED:
-                if lease.trajectory_sha256 != receipt.sha256:
-                    raise Gone("the job was completed without this trajectory")
-                return receipt, None
-            leases.renew(lease)
-            hold(session, self.artifacts, [receipt.sha256])
-            replaced = lease.trajectory_sha256
-            lease.trajectory_sha256, lease.trajectory_size = receipt.sha256, receipt.size
-        return receipt, None if replaced == receipt.sha256 else replaced
-
-    def begin(self, device_id: str, lease_id: str, completion: Completion) -> ProofRequest | None:
+    def begin(self, session: Session, device_id: str, lease_id: str, completion: Completion) -> ProofRequest | None:
         """Returns what is to be proved; None if the job was completed before. Raises Conflict, NotFound or Gone."""
-        with self.database.writing() as session:
-            leases = LeaseService(session, self.settings.lease_seconds)
-            lease, job = leases.find(device_id, lease_id)
-            if lease.ending is Ending.COMPLETED:
-                return None
-            leases.renew(lease)
-            check_sent(lease, completion)
-            manifest = leases.manifest(job).manifest
-            return ProofRequest(
-                completion,
-                tenant=job.tenant,
-                header=header_of(session, job, manifest),
-                training=job.request.training,
-                manifest=manifest,
-                update=UpdateService(session).expect(job),
-                uploaded=lease.upload_sha256 == completion.adapter_sha256,
-            )
+        leases = LeaseService(session, self.settings.lease_seconds)
+        lease, job = leases.find(device_id, lease_id)
+        if lease.ending is Ending.COMPLETED:
+            return None
+        leases.renew(lease)
+        check_sent(lease, completion)
+        manifest = leases.manifest(job).manifest
+        return ProofRequest(
+            completion,
+            tenant=job.tenant,
+            header=header_of(session, job, manifest),
+            training=job.request.training,
+            manifest=manifest,
+            update=UpdateService(session).expect(job),
+            uploaded=lease.upload_sha256 == completion.adapter_sha256,
+        )
 
     def prove(self, request: ProofRequest) -> Proof:
         """Replays the request's trajectory and returns its proof.

@@ -8,10 +8,10 @@ upload is recorded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from sqlalchemy.orm import Session
 
-from server.database.database import Database
 from server.federation.rounds import RoundService
 from server.federation.updates import ExpectedUpdate, UpdateService, measure
 from server.identity.quotas import QuotaService
@@ -24,6 +24,7 @@ from server.registry.service import AdapterService, Publication
 from server.registry.trajectories.service import Proof, check_sent, record
 from server.settings import Settings
 from server.storage.store import ArtifactStore, StagingFile, hold
+from server.web.state import AppState
 from shared.errors import Conflict, Gone, InvalidUpload
 from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.redaction import redacted_result
@@ -58,60 +59,57 @@ class ExpectedAdapter:
         return 4 * self.size + HEADER_BYTES
 
 
-@dataclass(frozen=True)
-class CheckedUpload:
-    """A checked adapter file. norm: of an update of a round; None for a job outside of rounds."""
+def expect_adapter(session: Session, lease_seconds: float, device_id: str, lease_id: str) -> ExpectedAdapter:
+    """Returns what may be uploaded under a lease. Raises NotFound, Gone, RoundClosed or NotAMember."""
+    leases = LeaseService(session, lease_seconds)
+    lease, job = leases.find(device_id, lease_id)
+    update = None
+    if lease.ending is not Ending.COMPLETED:
+        # First, because its error explains why a round no longer accepts the file.
+        update = UpdateService(session).expect(job)
+        leases.renew(lease)
+        QuotaService(session).check_stored(job.tenant, more=1)
+    return ExpectedAdapter(leases.manifest(job).manifest.size, update)
 
-    sha256: str
-    size: int
-    norm: float | None
+
+def check_adapter(artifacts: ArtifactStore, expected: ExpectedAdapter, staged: StagingFile) -> float | None:
+    """Checks an adapter file, outside transactions. Returns the norm of an update; None for a job outside of rounds.
+
+    Raises InvalidUpload, and for an update as `measure`.
+    """
+    flat = map_adapter(staged.path, expected.size)
+    check_scale(flat)
+    return None if expected.update is None else measure(artifacts, expected.update, staged.path, flat)
 
 
-@dataclass(frozen=True)
-class AdapterUploads:
-    """Uploads to one server."""
+def record_upload(
+    session: Session,
+    state: AppState,
+    device_id: str,
+    lease_id: str,
+    receipt: UploadReceipt,
+    kind: Literal["upload", "trajectory"],
+    norm: float | None,
+) -> str | None:
+    """Records a stored file under its lease. Returns the sha256 of the file that it replaces; None if it replaces none.
 
-    database: Database
-    artifacts: ArtifactStore
-    lease_seconds: float
-
-    def expect(self, session: Session, device_id: str, lease_id: str) -> ExpectedAdapter:
-        """Returns what may be uploaded under a lease. Raises NotFound, Gone, RoundClosed or NotAMember."""
-        leases = LeaseService(session, self.lease_seconds)
-        lease, job = leases.find(device_id, lease_id)
-        update = None
-        if lease.ending is not Ending.COMPLETED:
-            # First, because its error explains why a round no longer accepts the file.
-            update = UpdateService(session).expect(job)
-            leases.renew(lease)
-            QuotaService(session).check_stored(job.tenant, more=1)
-        return ExpectedAdapter(leases.manifest(job).manifest.size, update)
-
-    def check(self, expected: ExpectedAdapter, staged: StagingFile) -> CheckedUpload:
-        """Checks an adapter file, outside transactions. Raises InvalidUpload, and for an update as `measure`."""
-        flat = map_adapter(staged.path, expected.size)
-        check_scale(flat)
-        norm = None if expected.update is None else measure(self.artifacts, expected.update, staged.path, flat)
-        return CheckedUpload(staged.sha256, staged.size, norm)
-
-    def record(self, device_id: str, lease_id: str, upload: CheckedUpload) -> tuple[UploadReceipt, str | None]:
-        """Records a stored file under its lease. Returns the receipt, and the sha256 of the file that it replaces.
-
-        Repeating the upload returns the same receipt. Raises NotFound, Gone or Collected.
-        """
-        receipt = UploadReceipt(sha256=upload.sha256, size=upload.size)
-        with self.database.writing() as session:
-            leases = LeaseService(session, self.lease_seconds)
-            lease, _ = leases.find(device_id, lease_id)
-            if lease.ending is Ending.COMPLETED:
-                if lease.upload_sha256 != receipt.sha256:
-                    raise Gone("the job was completed with another adapter file")
-                return receipt, None
-            leases.renew(lease)
-            hold(session, self.artifacts, [receipt.sha256])
-            replaced = lease.upload_sha256
-            lease.upload_sha256, lease.upload_size, lease.upload_norm = receipt.sha256, receipt.size, upload.norm
-        return receipt, None if replaced == receipt.sha256 else replaced
+    kind: of the columns of the lease. norm: of an update of a round. Repeating an upload changes nothing. Raises
+    NotFound, Gone or Collected.
+    """
+    leases = LeaseService(session, state.settings.lease_seconds)
+    lease, _ = leases.find(device_id, lease_id)
+    replaced: str | None = getattr(lease, f"{kind}_sha256")
+    if lease.ending is Ending.COMPLETED:
+        if replaced != receipt.sha256:
+            raise Gone(f"the job was completed without this {'adapter file' if kind == 'upload' else kind}")
+        return None
+    leases.renew(lease)
+    hold(session, state.artifacts, [receipt.sha256])
+    setattr(lease, f"{kind}_sha256", receipt.sha256)
+    setattr(lease, f"{kind}_size", receipt.size)
+    if kind == "upload":
+        lease.upload_norm = norm
+    return None if replaced == receipt.sha256 else replaced
 
 
 def complete(

@@ -1,9 +1,9 @@
 """Files in an S3-compatible bucket: `objects/ab/abcd...` under a prefix.
 
-A small file is created only if it is absent (If-None-Match); a large file is uploaded in parts, directly from the disk.
-The service checks the sha256 of each part. A file that is stored again is not uploaded again: the time is recorded by
-an empty object `stored/abcd...`. Other tools must not change objects under these two prefixes. The parts of
-uploads that a killed process left are removed by a lifecycle rule of the bucket (docs/operations.md).
+A large file is uploaded in parts, directly from the disk. The service checks the sha256 of each part. A file that is
+stored again is not uploaded again: the time is recorded by an empty object `stored/abcd...`. Other tools must not
+change objects under these two prefixes. The parts of uploads that a killed process left are removed by a lifecycle rule
+of the bucket (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from server.storage.store import ArtifactStore, StoredFile
 from shared.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
 PART_BYTES = 8 << 20
@@ -103,15 +104,17 @@ class BucketArtifacts(ArtifactStore):
 
     def size(self, sha256: str) -> int:
         """Returns the size of a file, bytes. Raises NotFound."""
-        size = self._size(sha256)
-        if size is None:
+        head = self._head(self._key(sha256))
+        if head is None:
             raise NotFound
-        return size
+        return head["size"]
 
     def stored_at(self, sha256: str) -> datetime | None:
         """Returns when a file was last stored; None if it is absent."""
-        times = [self._changed_at(self._key(sha256)), self._changed_at(self._mark(sha256))]
-        return None if times[0] is None else max(time for time in times if time is not None)
+        head, mark = self._head(self._key(sha256)), self._head(self._mark(sha256))
+        if head is None:
+            return None
+        return max(each["last_modified"] for each in (head, mark) if each is not None).astimezone(UTC)
 
     def listing(self) -> Iterator[StoredFile]:
         """Yields every file."""
@@ -134,53 +137,32 @@ class BucketArtifacts(ArtifactStore):
             obstore.put(self._store, "writable", b"", mode="overwrite")
 
     def _write(self, data: bytes, sha256: str) -> None:
-        self._store_small(data, len(data), sha256) if len(data) <= PART_BYTES else self._store_large(data, sha256)
+        self._upload(data, len(data), sha256)
 
     def _take(self, path: Path, sha256: str) -> None:
-        size = path.stat().st_size
-        self._store_small(path, size, sha256) if size <= PART_BYTES else self._store_large(path, sha256)
+        self._upload(path, path.stat().st_size, sha256)
 
-    def _store_small(self, content: bytes | Path, size: int, sha256: str) -> None:
+    def _upload(self, content: bytes | Path, size: int, sha256: str) -> None:
+        """Uploads a file, or updates its time if it is stored with this size."""
+        head = self._head(self._key(sha256))
         with _errors_translated():
-            try:
-                obstore.put(self._store, self._key(sha256), content, mode="create", use_multipart=False)
-            except AlreadyExistsError:
-                if not self._renew(sha256, size):
-                    obstore.put(self._store, self._key(sha256), content, mode="overwrite", use_multipart=False)
-
-    def _store_large(self, content: bytes | Path, sha256: str) -> None:
-        size = content.stat().st_size if isinstance(content, Path) else len(content)
-        with _errors_translated():
-            if self._renew(sha256, size):
+            if head is not None and head["size"] == size:
+                obstore.put(self._store, self._mark(sha256), b"", mode="overwrite")
                 return
             # Concurrent uploads of a file write the same bytes.
             obstore.put(
                 self._store,
                 self._key(sha256),
                 content,
-                use_multipart=True,
+                use_multipart=size > PART_BYTES,
                 chunk_size=PART_BYTES,
                 max_concurrency=PARTS_AT_ONCE,
             )
 
-    def _renew(self, sha256: str, size: int) -> bool:
-        """Updates the time of a file. Returns False if it is absent or has another size."""
-        if self._size(sha256) != size:
-            return False
-        obstore.put(self._store, self._mark(sha256), b"", mode="overwrite")
-        return True
-
-    def _size(self, sha256: str) -> int | None:
+    def _head(self, key: str) -> ObjectMeta | None:
         with _errors_translated():
             try:
-                return obstore.head(self._store, self._key(sha256))["size"]
-            except FileNotFoundError:
-                return None
-
-    def _changed_at(self, key: str) -> datetime | None:
-        with _errors_translated():
-            try:
-                return obstore.head(self._store, key)["last_modified"].astimezone(UTC)
+                return obstore.head(self._store, key)
             except FileNotFoundError:
                 return None
 

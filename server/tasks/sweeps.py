@@ -7,7 +7,6 @@ Operations page until the sweep succeeds, and the sweep is tried again after a p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
@@ -35,15 +34,6 @@ class SweepFailure(Table):
     error: Mapped[str] = mapped_column(Text, default="")
     failed_at: Mapped[datetime] = mapped_column(UtcTime)
     not_before: Mapped[datetime] = mapped_column(UtcTime)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Periodic work of any worker. schedule: a cron expression with seconds, in UTC."""
-
-    name: str
-    schedule: str
-    run: Callable[[], object]
 
 
 def failing_sweeps(session: Session) -> Sequence[SweepFailure]:

@@ -33,7 +33,7 @@ from server.tasks.handlers import Handler, TaskRun, as_error
 from server.tasks.queue import Claim, TaskQueue
 from server.tasks.repository import TaskRepository, WorkerProcess
 from server.tasks.requests import APPLICATION, FIRST, TASK, enqueue
-from server.tasks.sweeps import EVERY_MINUTE, OUTAGES, Sweep, run_guarded
+from server.tasks.sweeps import EVERY_MINUTE, OUTAGES, run_guarded
 from shared.stop_signal import StopSignal
 
 KIBIBYTE = 1024
@@ -61,7 +61,7 @@ class Worker:
     def __init__(self, settings: Settings, database: Database) -> None:
         self.id = new_id("worker")
         self.stopping = StopSignal()
-        self.sweeps: dict[str, Sweep] = {}
+        self.sweeps: dict[str, tuple[str, Callable[[], object]]] = {}  # schedule and work, by name
         self._settings, self._database = settings, database
         self._handlers: dict[str, Handler] = {}
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
@@ -74,8 +74,8 @@ class Worker:
         self._handlers |= {handler.kind: handler for handler in handlers}
 
     def sweep(self, name: str, schedule: str, run: Callable[[], object]) -> None:
-        """Registers a sweep. schedule: a cron expression with seconds. Sweeps of several workers may overlap."""
-        self.sweeps[name] = Sweep(name, schedule, run)
+        """Registers a sweep. schedule: cron with seconds, in UTC. Sweeps of several workers may overlap."""
+        self.sweeps[name] = schedule, run
 
     def stop(self) -> None:
         """Ends `run` soon; another worker runs its tasks."""
@@ -124,7 +124,6 @@ class Worker:
                     return None
                 claim = self._queue(session).claim(kind, subject, tag, since)
                 session.flush()
-                session.expunge_all()  # an order may contain rows
                 return claim
 
         try:
@@ -140,10 +139,10 @@ class Worker:
 
     def run_sweep(self, name: str) -> None:
         """Runs a sweep, unless it still runs in this worker."""
-        lock, sweep = self._sweeping[name], self.sweeps.get(name)
-        if sweep is not None and not self.stopping.is_set() and lock.acquire(blocking=False):
+        lock = self._sweeping[name]
+        if name in self.sweeps and not self.stopping.is_set() and lock.acquire(blocking=False):
             try:
-                run_guarded(self._database, name, sweep.run)
+                run_guarded(self._database, name, self.sweeps[name][1])
             finally:
                 lock.release()
 
@@ -196,13 +195,13 @@ class Worker:
         DBOS.apply_schedules(
             [
                 {
-                    "schedule_name": sweep.name,
+                    "schedule_name": name,
                     "workflow_fn": run_sweep,
-                    "schedule": sweep.schedule,
-                    "context": sweep.name,
+                    "schedule": schedule,
+                    "context": name,
                     "queue_name": SWEEPS,
                 }
-                for sweep in self.sweeps.values()
+                for name, (schedule, _) in self.sweeps.items()
             ]
         )
 

@@ -36,7 +36,7 @@ from server.web.downloads import client_has
 from server.web.idempotency import AlreadyAnswered, keep_once
 from server.web.middleware import from_validation, problem_response
 from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, operation_id, raised_by
-from server.web.state import AppState, RateLimit
+from server.web.state import AppState
 from server.web.tenant_turns import MAX_REQUESTS, Places, current_tenant
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest, InvalidRequest, MobizoError, NotFound, TooLarge, TooSlow, Unavailable
@@ -101,16 +101,6 @@ class Rule:
 
     needs_token: ClassVar[bool] = False  # whether the caller must send a bearer token
     checks_token: ClassVar[bool] = False  # whether `admit` finds out that the token is valid
-
-    @property
-    def callers(self) -> str:
-        """Who may call, in words."""
-        raise NotImplementedError
-
-    @property
-    def rate_limit(self) -> RateLimit:
-        """The rate limit that applies."""
-        raise NotImplementedError
 
     async def admit(self, request: Request) -> None:
         """Checks the caller before any of the body is read. Raises what the caller is refused with."""

@@ -30,7 +30,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Generic, ParamSpec, TypeVar
 
@@ -60,15 +59,6 @@ MAX_IN_GROUP = 200  # items in one transaction
 Part = TypeVar("Part")
 CAPACITY = 20_000  # buckets of one kind, about 4 MiB; a forgotten bucket counts as full
 Clock = Callable[[], float]
-
-
-class RateLimit(StrEnum):
-    """The key by which a route counts its requests."""
-
-    CREDENTIAL = "token"
-    ADDRESS = "address"
-    REFUSALS = "refusals"  # requests with a wrong token, by address
-    NONE = "none"
 
 
 class Buckets:
@@ -213,6 +203,16 @@ class WriteQueue:
     def __init__(self, database: Database) -> None:
         writers = 1 if database.engine.dialect.name == "sqlite" else WRITERS
         self._turns = TenantTurns(Places("writes", writers, MAX_REQUESTS))
+        self._database = database
+
+    async def transact(self, write: Callable[[Session], Answer]) -> Answer:
+        """Calls `write` in a writing transaction, in a thread once a writer's place is free."""
+
+        def transaction() -> Answer:
+            with self._database.writing() as session:
+                return write(session)
+
+        return await self.run(transaction)
 
     @asynccontextmanager
     async def holding(self, context: AbstractContextManager[Entered]) -> AsyncIterator[Entered]:
@@ -286,19 +286,14 @@ class Group(Generic[Work, Answer]):
 
 
 def group_commit(
-    database: Database,
     write_queue: WriteQueue,
     write: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]],
     most: int = MAX_IN_GROUP,
 ) -> Group[Work, Answer]:
     """Makes a group of writes. write: applies several items in a transaction, and returns as `run` of a group."""
 
-    def transact(work: Sequence[Work]) -> Sequence[Answer | Exception]:
-        with database.writing() as session:
-            return write(session, work)
-
     async def run(work: Sequence[Work]) -> Sequence[Answer | Exception]:
-        return await write_queue.run(transact, work)
+        return await write_queue.transact(lambda session: write(session, work))
 
     return Group(run, most)
 

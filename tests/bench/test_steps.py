@@ -19,8 +19,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.baselines.mezo_program import SequentialMezo, emit_sequential
     from bench.baselines.steps import EagerMobizo
     from bench.programs import random_batch
-    from server.compiler import inspect_base
-    from server.compiler.checkpoints.checkpoint import load_checkpoint
+    from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
     from server.compiler.export.backends.xnnpack import Xnnpack
     from server.compiler.export.network import QuantizedBase
 

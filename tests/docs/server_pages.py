@@ -20,14 +20,16 @@ from server.app import create_api
 from server.compiler.checkpoints.architectures import ARCHITECTURES, MULTIMODAL
 from server.compiler.checkpoints.gguf_names import gguf_architecture
 from server.compiler.checkpoints.hf_config import config_facts
+from server.dashboard.access import SignedIn
+from server.identity.access_rules import OneTime, Open
 from server.identity.quotas import DEFAULTS
 from server.results.endpoints import READERS
 from server.settings import MEBIBYTE, Settings
 from server.web import body_budgets
 from server.web.middleware import BODY_SECONDS, SLOWEST, MethodNotAllowed
 from server.web.openapi import PROBLEM_JSON
-from server.web.routes import BodyKind, Route
-from server.web.state import BURST_SECONDS, REFUSAL_BURST, REFUSAL_RATE, RateLimit
+from server.web.routes import BodyKind, Route, Rule
+from server.web.state import BURST_SECONDS, REFUSAL_BURST, REFUSAL_RATE
 from shared.errors import PROBLEM_TYPE, MobizoError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -147,15 +149,28 @@ def _row(method: str, route: Route, settings: Settings) -> str:
     size = f"{'no body' if kind is BodyKind.NONE else kind}, {_size(route.body_limit(settings))}"
     cpu = f"{cost.cpu_seconds:g} s ({cost.loop_seconds:g} s){each}"
     memory = _size(cost.memory_bytes) + each
-    cells = (f"`{route.path} {method}`", route.rule.callers, route.rule.rate_limit, size, cpu, memory)
+    cells = (f"`{route.path} {method}`", *_callers(route.rule), size, cpu, memory)
     return f"| {' | '.join(cells)} |\n"
+
+
+def _callers(rule: Rule) -> tuple[str, str]:
+    """Returns who may call, in words, and the name of the rate limit."""
+    if isinstance(rule, OneTime):
+        return "bearer of a one-time token", "refusals"
+    if isinstance(rule, Open):
+        return "anyone", "address" if rule.limited else "none"
+    scopes = " and ".join(f"`{scope}`" for scope in sorted(rule.scopes))
+    if isinstance(rule, SignedIn):
+        return f"session with {scopes}" if scopes else "session", "token"
+    callers = (scopes or "person or service") + (", or device" if rule.devices else "")
+    return callers if rule.people else "device", "token"
 
 
 def _rates(settings: Settings) -> str:
     rates = {
-        RateLimit.CREDENTIAL: (settings.token_rate, settings.token_rate * BURST_SECONDS),
-        RateLimit.ADDRESS: (settings.address_rate, settings.address_rate * BURST_SECONDS),
-        RateLimit.REFUSALS: (REFUSAL_RATE, REFUSAL_BURST),
+        "token": (settings.token_rate, settings.token_rate * BURST_SECONDS),
+        "address": (settings.address_rate, settings.address_rate * BURST_SECONDS),
+        "refusals": (REFUSAL_RATE, REFUSAL_BURST),
     }
     lines = [f"  `{name}`: {rate:g} a second, {burst:,} at once." for name, (rate, burst) in rates.items()]
     return "\n".join((*lines, "  `refusals` counts wrong tokens by address, also where the limit is `token`."))

@@ -54,10 +54,7 @@ async def set_user_privacy(
     principal: Writer, user: User, budget: PrivacyBudget, state: State, connection: Request
 ) -> UserPrivacy:
     """Sets a user's budget: from now on a job that would exceed it is refused, and so is any without `privacy`."""
-
-    def write() -> None:
-        with state.database.writing() as session:
-            PrivacyRepository(session).set_limit(principal.tenant, user, budget.epsilon, budget.delta)
-
-    await state.write_queue.run(write)
+    await state.write_queue.transact(
+        lambda session: PrivacyRepository(session).set_limit(principal.tenant, user, budget.epsilon, budget.delta)
+    )
     return await get_user_privacy(principal, user, state, connection)

@@ -63,11 +63,6 @@ def _view(
         return _service(state, session).view(principal.device_id, lease_id, known)
 
 
-def _advance(state: AppState, principal: DevicePrincipal, lease_id: str) -> None:
-    with state.database.writing() as session:
-        _service(state, session).answer(principal.device_id, lease_id, lambda aggregation, member: None)
-
-
 @router.get("/{lease_id}/masking", responses=raises(Gone, Conflict))
 async def get_masked_round(
     principal: Device,
@@ -78,7 +73,11 @@ async def get_masked_round(
     """Returns the state of the masked round for this device, with the phase's inputs unless the device has them."""
     view, late = await run_in_threadpool(_view, state, principal, lease_id, known)
     if late:
-        await state.write_queue.run(_advance, state, principal, lease_id)
+        await state.write_queue.transact(
+            lambda session: _service(state, session).answer(
+                principal.device_id, lease_id, lambda aggregation, member: None
+            )
+        )
         view, _ = await run_in_threadpool(_view, state, principal, lease_id, known)
     return view
 
@@ -126,16 +125,13 @@ async def upload_masked_vector(
         data = staged.view()
         # Stored first, so that no transaction waits for the store.
         async with stored(state, principal.tenant, staged):
-            return await state.write_queue.run(_submit_vector, state, principal, lease_id, staged.sha256, data)
-
-
-def _submit_vector(
-    state: AppState, principal: DevicePrincipal, lease_id: str, sha256: str, data: memoryview
-) -> SecureAggregationView:
-    with state.database.writing() as session:
-        return _service(state, session).answer(
-            principal.device_id, lease_id, lambda aggregation, member: aggregation.submit_vector(member, sha256, data)
-        )
+            return await state.write_queue.transact(
+                lambda session: _service(state, session).answer(
+                    principal.device_id,
+                    lease_id,
+                    lambda aggregation, member: aggregation.submit_vector(member, staged.sha256, data),
+                )
+            )
 
 
 @router.post("/{lease_id}/masking/consent", responses=ERRORS)

@@ -1,35 +1,84 @@
-"""All SQL of masked rounds: a `SecureAggregationStore` with rows in the database and vectors in the artifact store."""
+"""The tables of masked rounds and all their SQL: a `SecureAggregationStore` with vectors in the artifact store.
+
+Shares and masked vectors are kept until the round has ended. Large columns are loaded on access only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, exists, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import (
+    ColumnElement,
+    Float,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    String,
+    Text,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from server.database.columns import Document, Numbered, Table, UtcTime, text_enum
 from server.database.database import Repository, add_if_absent, locked
 from server.federation.models import CohortRound, MemberUpdate
-from server.federation.secure_aggregation.models import SecureAggregationMember, SecureAggregationRound
 from server.jobs.repository import Job
-from server.storage.store import ArtifactStore, hold
+from server.storage.store import ArtifactStore, FileColumn, hold
 from shared.federation.cohort import UpdateState
-from shared.federation.secure_aggregation.messages import Advertisement, Phase
+from shared.federation.secure_aggregation.messages import Advertisement, Phase, Roster
 from shared.federation.secure_aggregation.session import MemberRow
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.job import JobState
 
 _OVER = (Phase.SUMMING, Phase.DONE, Phase.FAILED)
-_ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
+ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
+
+
+class SecureAggregationRound(Table):
+    """A cohort's round whose updates are masked; a `SessionRow`."""
+
+    __tablename__ = "masked_rounds"
+
+    round_number: Mapped[int] = mapped_column(ForeignKey("cohort_rounds.number"), primary_key=True, autoincrement=False)
+    parameters: Mapped[SecureAggregationParameters] = mapped_column(Document(SecureAggregationParameters))
+    phase_seconds: Mapped[float] = mapped_column(Float)
+    least: Mapped[int] = mapped_column()  # minimum number of devices to begin with: the cohort's quorum
+    phase: Mapped[Phase] = mapped_column(text_enum(Phase))
+    closes_at: Mapped[datetime | None] = mapped_column(UtcTime, index=True)
+    why: Mapped[str | None] = mapped_column(Text)
+    roster: Mapped[Roster | None] = mapped_column(Document(Roster), deferred=True)
+
+
+class SecureAggregationMember(Numbered, Table):
+    """A device in a masked round; a `MemberRow`."""
+
+    __tablename__ = "masked_members"
+    __table_args__ = (Index("ix_masked_members_round", "round_number", "member", unique=True),)
+
+    round_number: Mapped[int] = mapped_column(ForeignKey("masked_rounds.round_number"))
+    member: Mapped[str] = mapped_column(ForeignKey("devices.id"))
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), index=True)
+    roster_number: Mapped[int | None] = mapped_column()  # on the roster, from 1
+    last_phase: Mapped[Phase] = mapped_column(text_enum(Phase))
+    advertisement: Mapped[Advertisement] = mapped_column(Document(Advertisement), deferred=True)
+    sealed: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
+    commitment: Mapped[bytes | None] = mapped_column(LargeBinary)
+    vector_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
+    signature: Mapped[bytes | None] = mapped_column(LargeBinary)
+    seeds: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
+    keys: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
+
+
+FILES = (FileColumn(SecureAggregationMember.vector_sha256),)
 
 
 class SecureAggregationRepository(Repository):
     """Queries masked rounds in one session."""
-
-    def round_of(self, job: Job) -> CohortRound | None:
-        """Returns the round that a job was submitted for, or None."""
-        part = MemberUpdate, MemberUpdate.round_number == CohortRound.number
-        return self._session.scalar(select(CohortRound).join(*part).where(MemberUpdate.job_number == job.number))
 
     def get(self, round_number: int) -> SecureAggregationRound | None:
         """Returns a masked round, or None until the first of its devices has taken part."""
@@ -71,21 +120,15 @@ class SecureAggregationRepository(Repository):
         )
         waited_for = MemberUpdate.round_number == round_number, MemberUpdate.state == UpdateState.WAITING
         alive = or_(
-            MemberUpdate.job_number.is_(None), Job.state.not_in((*_ENDED_BADLY, JobState.SUCCEEDED)) & ~advertised
+            MemberUpdate.job_number.is_(None), Job.state.not_in((*ENDED_BADLY, JobState.SUCCEEDED)) & ~advertised
         )
         statement = select(MemberUpdate.number).outerjoin(Job, Job.number == MemberUpdate.job_number)
         return self._session.scalar(statement.where(*waited_for, alive).limit(1)) is not None
 
-    def members(self, round_number: int) -> Sequence[SecureAggregationMember]:
-        """Returns the devices of a masked round."""
-        return self._session.scalars(
-            select(SecureAggregationMember).where(SecureAggregationMember.round_number == round_number)
-        ).all()
-
     def failed_members(self, round_number: int) -> list[str]:
         """Returns the devices of a masked round whose job failed or was cancelled."""
         statement = select(SecureAggregationMember.member).join(Job, Job.number == SecureAggregationMember.job_number)
-        conditions = SecureAggregationMember.round_number == round_number, Job.state.in_(_ENDED_BADLY)
+        conditions = SecureAggregationMember.round_number == round_number, Job.state.in_(ENDED_BADLY)
         return list(self._session.scalars(statement.where(*conditions)))
 
 

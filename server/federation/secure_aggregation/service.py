@@ -14,8 +14,12 @@ from server.database.columns import utc_now
 from server.database.database import Database
 from server.federation.models import CohortRound, secure_aggregation_parameters
 from server.federation.repository import CohortRepository
-from server.federation.secure_aggregation.models import SecureAggregationRound
-from server.federation.secure_aggregation.repository import DatabaseStore, SecureAggregationRepository
+from server.federation.round_repository import RoundRepository
+from server.federation.secure_aggregation.repository import (
+    DatabaseStore,
+    SecureAggregationRepository,
+    SecureAggregationRound,
+)
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job
@@ -51,8 +55,8 @@ class SecureAggregationProgress:
     def summed(self, masked: SecureAggregationRound) -> dict[int, str]:
         """Returns the sha256 of each masked vector in the sum, by job number."""
         there = {row.member for row in self._secure_aggregation(masked).in_sum()}
-        members = self._repository.members(masked.round_number)
-        return {row.job_number: row.vector_sha256 or "" for row in members if row.member in there}
+        rows = DatabaseStore(self._session, masked).rows()
+        return {row.job_number: row.vector_sha256 or "" for row in rows if row.member in there}
 
     def is_summed(self, cohort_round: CohortRound, device_id: str) -> bool:
         """Returns whether all phases of a round are over and a device's vector is in the sum."""
@@ -151,10 +155,10 @@ class SecureAggregationService:
         return self._repository.begin(cohort_round, parameters, settings.masking.phase_seconds, settings.quorum)
 
     def _round(self, job: Job) -> CohortRound:
-        cohort_round = self._repository.round_of(job)
-        if cohort_round is None or cohort_round.cohort.settings.masking is None:
+        part = RoundRepository(self._session).of_job(job)
+        if part is None or part.round.cohort.settings.masking is None:
             raise Conflict("the job of this lease does not belong to a masked round")
-        return cohort_round
+        return part.round
 
     def _secure_aggregation(self, masked: SecureAggregationRound, job_number: int = 0) -> SecureAggregationSession:
         return _aggregation(DatabaseStore(self._session, masked, self._artifacts, job_number))

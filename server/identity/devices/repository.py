@@ -10,7 +10,7 @@ from pydantic import RootModel
 from sqlalchemy import ForeignKey, Index, String, bindparam, case, delete, func, select, update
 from sqlalchemy.orm import Mapped, mapped_column
 
-from server.database.columns import Document, Numbered, OneOf, Table, UtcTime, utc_now, view_of
+from server.database.columns import Document, Numbered, Table, UtcTime, utc_now, view_of
 from server.database.database import Repository, add_if_absent, insert_or, locked, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from shared.capabilities import Capabilities, Labels
@@ -114,7 +114,9 @@ def is_cooling_down(until: datetime | None) -> bool:
 
 # Built once, because every request for a job executes it.
 _USERS = select(DeviceUser.user).where(DeviceUser.device_id == bindparam("device_id"))
-_USERS_OF = select(DeviceUser.device_id, DeviceUser.user).where(OneOf(DeviceUser.device_id, "device_ids"))
+_USERS_OF = select(DeviceUser.device_id, DeviceUser.user).where(
+    DeviceUser.device_id.in_(bindparam("device_ids", expanding=True))
+)
 
 _PRESENT = (
     update(Device.__table__)  # type: ignore[arg-type]  # it is a table

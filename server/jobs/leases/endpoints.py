@@ -40,7 +40,7 @@ class Presences:
     """
 
     def __init__(self, state: AppState) -> None:
-        self._writes = group_commit(state.database, state.write_queue, _record)
+        self._writes = group_commit(state.write_queue, _record)
         # When this process last wrote each device, what lasts of its report, and that report.
         self._noted: dict[str, tuple[float, DeviceReport | None, DeviceReport | None]] = {}
 
@@ -71,7 +71,7 @@ def make_messages(state: AppState) -> Group[Message, LeaseState]:
     def write(session: Session, messages: Sequence[Message]) -> list[LeaseState | Exception]:
         return LeaseService(session, state.settings.lease_seconds).messages(messages)
 
-    return group_commit(state.database, state.write_queue, write)
+    return group_commit(state.write_queue, write)
 
 
 async def _process(
@@ -117,7 +117,7 @@ def make_acquisitions(state: AppState) -> Group[JobPoll, Answer]:
         settings = state.settings
         return LeaseGiving(session, settings.lease_seconds, settings.reference_texts).acquire_each(polls)
 
-    return group_commit(state.database, state.write_queue, write, MAX_ACQUIRED)
+    return group_commit(state.write_queue, write, MAX_ACQUIRED)
 
 
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})

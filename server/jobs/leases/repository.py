@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, Session, load_only, mapped_column
 
-from server.database.columns import Numbered, OneOf, Table, UtcTime, text_enum
+from server.database.columns import Numbered, Table, UtcTime, text_enum
 from server.database.database import Repository, insert_or, locked, read_columns
 from server.identity.devices.repository import Device
 from server.jobs.repository import Job
@@ -142,7 +142,12 @@ class DeviceStatus:
 
 
 # Built once, because every request for a job executes it and building the statement costs more than executing it.
-_LOCK = select(Device.number).where(OneOf(Device.id, "device_ids")).order_by(Device.id).with_for_update(key_share=True)
+_LOCK = (
+    select(Device.number)
+    .where(Device.id.in_(bindparam("device_ids", expanding=True)))
+    .order_by(Device.id)
+    .with_for_update(key_share=True)
+)
 _STATUSES = select(
     Device.id,
     Device.labels,
@@ -153,7 +158,7 @@ _STATUSES = select(
         exists(select(JobLease.number).where(JobLease.device_id == Device.id, JobLease.ending.is_(None))),
         exists(select(JobLease.number).where(JobLease.device_id == Device.id, JobLease.ending == Ending.EXPIRED)),
     ).label("had_lease"),
-).where(OneOf(Device.id, "device_ids"))
+).where(Device.id.in_(bindparam("device_ids", expanding=True)))
 _OVERDUE = select(JobLease.number).where(JobLease.ending.is_(None), JobLease.expires_at < bindparam("now")).limit(1)
 
 

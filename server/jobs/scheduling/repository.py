@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, String, Text, bindparam, case, exists, func, or_, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Numbered, OneOf, Table
+from server.database.columns import Numbered, Table
 from server.database.database import Repository, add_if_absent, insert_or, locked, read_columns
 from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer, Needs, can_run, parse_needs
@@ -105,7 +105,7 @@ _READY = (
     select(*_COLUMNS, select(func.count()).where(_WAITS).correlate(StoredLane).scalar_subquery().label("waiting"))
     .where(
         StoredLane.tenant == bindparam("tenant"),
-        OneOf(StoredLane.user, "users"),
+        StoredLane.user.in_(bindparam("users", expanding=True)),
         exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
     )
     .order_by(StoredLane.priority.desc(), StoredLane.number)
@@ -117,11 +117,11 @@ _HEADS = select(
     *_COLUMNS, _FIRST.scalar_subquery().label("job_number"), _START_TAG.scalar_subquery().label("start_tag")
 ).where(
     StoredLane.tenant == bindparam("tenant"),
-    OneOf(StoredLane.user, "users"),
-    OneOf(StoredLane.dataset, "datasets"),
+    StoredLane.user.in_(bindparam("users", expanding=True)),
+    StoredLane.dataset.in_(bindparam("datasets", expanding=True)),
     or_(
         StoredLane.only_device_id.is_(None),
-        OneOf(StoredLane.only_device_id, "device_ids"),
+        StoredLane.only_device_id.in_(bindparam("device_ids", expanding=True)),
     ),
     exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
 )

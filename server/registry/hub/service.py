@@ -57,7 +57,6 @@ def find_snapshot(state: AppState, caller: str, tenant: str, name: str, revision
             if revision == MAIN:
                 raise NotReleased from None
             raise
-        session.expunge_all()
     return Snapshot(adapter, version)
 
 

@@ -50,7 +50,6 @@ def b_file(database: Database, artifacts: ArtifactStore, version: StoredVersion)
         if not _is_stored(artifacts, version.sha256):
             with database.reading() as session:
                 stored = trajectory_of(session, version)
-                session.expunge_all()
             if stored is None:
                 raise Damaged(f"the trajectory of the LoRA-B file {version.sha256} is gone; restore it from a backup")
             ledger, start = read_ledger(artifacts.read(stored.sha256)), np.zeros(version.size_d, np.float32)
@@ -64,7 +63,6 @@ def start_of(database: Database, artifacts: ArtifactStore, tenant: str, header: 
         return np.zeros(header.size, np.float32)
     with database.reading() as session:
         version = AdapterRepository(session).with_b(tenant, header.start_sha256)
-        session.expunge_all()
     if version is None:
         raise NotReplayable(f"the run started from the LoRA-B file {header.start_sha256}, which is gone")
     return load_adapter(artifacts.read(b_file(database, artifacts, version)), header.size)

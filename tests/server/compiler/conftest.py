@@ -34,8 +34,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     warnings.simplefilter("ignore")
     from executorch.extension.pybindings.portable_lib import _load_program
 
-    from server.compiler import inspect_base
-    from server.compiler.checkpoints.checkpoint import load_checkpoint
+    from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
     from server.compiler.export.gradient_network import GradientNetwork
     from server.compiler.export.lowering import unchanged
     from server.compiler.export.network import QuantizedBase

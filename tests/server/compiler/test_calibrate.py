@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from server.compiler import inspect_base
 from server.compiler.calibrate import calibrate
+from server.compiler.checkpoints.checkpoint import inspect_base
 from shared.recipe import TARGETS
 from shared.zo.calibration import load_calibration
 from shared.zo.encoding import Example, Row

@@ -10,7 +10,8 @@ import safetensors.numpy
 import torch
 from transformers import LlamaForCausalLM
 
-from server.compiler import compile_program, inspect_base
+from server.compiler.checkpoints.checkpoint import inspect_base
+from server.compiler.program import compile_program
 from shared.errors import InvalidRecipe
 from shared.program_inputs import TOKEN_DTYPE
 from shared.zo.calibration import CalibrationMetadata, dump_calibration, load_calibration

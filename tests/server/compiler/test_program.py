@@ -7,7 +7,7 @@ import sys
 import pytest
 from tokenizers import Tokenizer
 
-from server.compiler import compile_program
+from server.compiler.program import compile_program
 from shared.canonical import file_sha256
 from shared.errors import InvalidRecipe
 from shared.recipe import BaseRef

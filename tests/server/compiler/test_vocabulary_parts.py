@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from server.compiler import compile_program
 from server.compiler.methods.training import picked_log_probabilities
 from server.compiler.model.vocabulary_head import HeadLayer, HeadReverse, SoftmaxHead
+from server.compiler.program import compile_program
 from shared import program as interface
 from shared.program_inputs import TOKEN_DTYPE
 from tests.server.compiler import reference

@@ -1,11 +1,12 @@
 """Promoting, deleting and taking back; and the trail that they leave."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
 from server.registry.decisions import DecisionService
-from server.registry.models import Actor, StoredEvent
+from server.registry.models import StoredEvent
 from tests.server.actors import job_request
 from tests.server.homes import at_once
 from tests.server.registry.conftest import URL
@@ -100,9 +101,10 @@ def test_decisions_of_two_at_once_follow_each_other(home, decide, three):
     """Each line goes on from the one before, whoever was first."""
 
     def promote(who):
+        person = SimpleNamespace(tenant="default", token_id=f"token-{who}", name="", user=None)
         for turn in range(6):
             with home.database.writing() as session:
-                decisions = DecisionService(session, Actor(f"token-{who}"), "default", "alice-movies")
+                decisions = DecisionService(session, person, "alice-movies")
                 decisions.promote(f"v{1 + (turn + who) % 3}", "")
 
     at_once(lambda: promote(0), lambda: promote(1))

@@ -31,7 +31,7 @@ def test_one_that_breaks_the_transaction_does_not_take_the_others_with_it(databa
         return list(numbers)
 
     async def run():
-        group = group_commit(database, WriteQueue(database), write)
+        group = group_commit(WriteQueue(database), write)
         return await asyncio.gather(*(group.add(number) for number in (1, 2, 2, 3)), return_exceptions=True)
 
     answers = asyncio.run(run())

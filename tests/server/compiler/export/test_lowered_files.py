@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from server.compiler import compile_program
 from server.compiler.export import lowered_files
 from server.compiler.export.backends import xnnpack
 from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import StoredKeys
+from server.compiler.program import compile_program
 from tests.server.compiler.conftest import make_tiny
 
 EXAMPLE = (torch.zeros(2, 8),)

@@ -15,7 +15,7 @@ with warnings.catch_warnings():  # as in conftest
     warnings.simplefilter("ignore")
     from executorch.extension.pybindings.portable_lib import _load_program
 
-    from server.compiler import inspect_base
+    from server.compiler.checkpoints.checkpoint import inspect_base
     from server.compiler.methods.inference import CACHE_BYTES, WHOLE_CACHE, inference_context
 
 TEXT = 30  # tokens: several times the window, more than the programs' S of 12

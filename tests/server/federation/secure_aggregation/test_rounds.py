@@ -9,7 +9,7 @@ from device_agent.jobs.secure_aggregation_upload import LeaseSecureAggregationTr
 from device_agent.protocol.client import DeviceClient
 from device_agent.secure_aggregation.participant import SecureAggregationParticipant
 from server.database.columns import utc_now
-from server.federation.secure_aggregation.models import SecureAggregationMember, SecureAggregationRound
+from server.federation.secure_aggregation.repository import SecureAggregationMember, SecureAggregationRound
 from server.web.state import AppState
 from shared.errors import LeftOutOfRound
 from shared.federation.secure_aggregation.device import mask

@@ -9,7 +9,7 @@ import peft
 import torch
 import xllamacpp
 
-from server.compiler import inspect_base
+from server.compiler.checkpoints.checkpoint import inspect_base
 from shared.recipe import BaseRef, Recipe
 from shared.zo.lora import BaseShape, a_fingerprint, flat_size
 from tests.server.compiler import conftest as compiler

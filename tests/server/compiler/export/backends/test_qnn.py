@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from server.compiler import compile_program
 from server.compiler.export.backends.qnn import CHIP, ROOT, Qnn
 from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import StoredKeys
+from server.compiler.program import compile_program
 from shared.errors import ToolchainMissing
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from server.compiler import compile_program
+from server.compiler.program import compile_program
 from shared.canonical import file_sha256
 from shared.zo.lora import init_a, lora_modules
 from tests.programs import shared_store
