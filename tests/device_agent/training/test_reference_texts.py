@@ -15,7 +15,7 @@ from shared.recipe import TARGETS
 from shared.registry import ApprovalRule
 from shared.task import Task
 from tests.device_agent.tiny import TASK, VOCABULARY, write_records
-from tests.device_agent.training.runs import begun, hashes, ledger, train, train_until
+from tests.device_agent.training.runs import begun, ledger, train
 
 TEXTS = ("The moon turns around the earth.", "Bread rises because yeast makes gas.", "A glacier is made of snow.")
 SEQUEL = Task(name="sequel", kind="completion", prompt="{text}", answer=" It was {label}.")
@@ -79,15 +79,6 @@ def test_a_run_made_to_overfit_is_held_and_a_short_one_is_not(launcher, dataset,
     assert changes["short"] < 0.05 < changes["overfit"]
     assert objections["short"] is None
     assert "the loss of the reference texts rose by" in objections["overfit"]
-
-
-def test_a_killed_run_measures_the_same(launcher, dataset, rademacher, tmp_path):
-    plan = plan_of(rademacher, dataset, steps=8, lr=0.3, evaluation_interval=4)
-    whole, run = begun(tmp_path / "whole", plan), begun(tmp_path / "run", plan)
-    result = train(whole, launcher)
-    train_until(run, launcher, 3)
-    assert train(run, launcher).reference_loss_change == result.reference_loss_change
-    assert hashes(run) == hashes(whole)
 
 
 def test_as_many_pieces_are_measured_as_there_is_time_for(rademacher):
