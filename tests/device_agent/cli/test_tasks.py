@@ -60,17 +60,19 @@ def test_a_task_is_approved_from_a_file_before_a_job_brings_it(invoke, home, tmp
 def test_status_shows_what_waits_and_what_was_spent(invoke, approvals, home, server_key, tmp_path):
     enroll(home, "http://127.0.0.1:9", server_key)
     spending = Spending(sampling_rate=0.1, noise_multiplier=2.0, times=3)
-    cost = PrivacyCost(job_id="job-1", dataset="movies", directory=tmp_path, spending=spending)
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
-    PrivacyLedger(home.privacy, OwnerConsent()).charge(cost, run)
+    for number, spent in enumerate((spending, spending, None)):
+        cost = PrivacyCost(job_id=f"job-{number}", dataset="movies", directory=tmp_path, spending=spent)
+        run = RunDirectory(tmp_path / f"run-{number}")
+        run.path.mkdir()
+        PrivacyLedger(home.privacy, OwnerConsent()).charge(cost, run)
     home.rules.write_text("privacy_limit = { movies = 8 }\n")
-    epsilon = epsilon_of([spending], 1e-5)
+    epsilon = epsilon_of([spending, spending], 1e-5)
     output = invoke("status")
     assert "tasks that wait for your decision: 1" in output
-    assert f"privacy of data set movies: epsilon {epsilon:.3g} (limit 8) at delta 1e-05, 1 private runs" in output
+    assert f"privacy of data set movies: epsilon {epsilon:.3g} (limit 8) at delta 1e-05, 2 private runs" in output
+    assert "2 private runs, 1 runs without privacy" in output
     facts = json.loads(invoke("status", "--json"))
     assert facts["tasks_waiting"] == 1
     assert facts["privacy"] == [
-        {"dataset": "movies", "epsilon": epsilon, "delta": 1e-5, "limit": 8, "runs": 1, "unprotected": 0}
+        {"dataset": "movies", "epsilon": epsilon, "delta": 1e-5, "limit": 8, "runs": 2, "unprotected": 1}
     ]

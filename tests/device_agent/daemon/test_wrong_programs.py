@@ -42,13 +42,12 @@ def test_a_manifest_that_another_server_signed_is_refused(daemon, server, radema
     assert server.served["downloads"] == 0
 
 
-@pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a/b", "..", ""])
-def test_a_manifest_that_names_a_path_is_refused(daemon, server, rademacher, name, tmp_path):
-    server.add_job(rademacher, manifest=with_file(rademacher, "program", name=name), steps=1)
+def test_a_manifest_that_names_a_path_is_refused(daemon, server, rademacher):
+    """As any response that is not valid; tests/shared/test_program.py has the names that are none."""
+    server.add_job(rademacher, manifest=with_file(rademacher, "program", name="../../evil"), steps=1)
     with pytest.raises(MobizoError, match="response is not a Lease"):
         daemon.run(once=True)
     assert server.served["downloads"] == 0
-    assert not list(tmp_path.rglob("evil"))
 
 
 @pytest.mark.parametrize("role", ["weights", "program"])
