@@ -4,29 +4,23 @@ import json
 
 import pytest
 
-from device_agent.errors import TaskNotApproved
 from device_agent.policy.evaluator import OwnerConsent
 from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger
 from device_agent.policy.task_approvals import MIN_DIGITS, TaskApprovals, task_sha256
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import BadRequest
 from shared.federation.accounting import Spending, epsilon_of
-from shared.task import Answer, Task
 from tests.device_agent.homes import enroll
+from tests.device_agent.policy.test_task_approvals import refuse, task_of
 
-URGENCY = Task(
-    name="urgency",
-    prompt="{text} Urgent?",
-    answers=(Answer(text=" no", labels=("0",)), Answer(text=" yes", labels=("1",))),
-)
+URGENCY = task_of()
 DIGITS = task_sha256(URGENCY)[:MIN_DIGITS]
 
 
 @pytest.fixture
 def approvals(home):
     task_approvals = TaskApprovals(home.tasks)
-    with pytest.raises(TaskNotApproved):
-        task_approvals.check(URGENCY, "tickets")
+    refuse(task_approvals, URGENCY)
     return task_approvals
 
 
@@ -38,8 +32,7 @@ def test_a_waiting_task_is_shown_whole_and_approved_by_its_digits(invoke, approv
     assert '"{text} Urgent?"' in invoke("task", "approve", DIGITS)
     approvals.check(URGENCY, "tickets")
     invoke("task", "revoke", DIGITS)
-    with pytest.raises(TaskNotApproved):
-        approvals.check(URGENCY, "tickets")
+    refuse(approvals, URGENCY)
 
 
 def test_a_task_is_approved_from_a_file_before_a_job_brings_it(invoke, home, tmp_path):
