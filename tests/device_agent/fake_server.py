@@ -1,11 +1,9 @@
 """The device's half of the protocol, served from memory over real HTTP, with every byte that arrives kept.
 
-Can be told to misbehave. Knows no job states beyond what a device sees. Holds devices whose key it was told of to their
-signatures.
+Can be told to misbehave. Knows no job states beyond what a device sees, and reads no signatures.
 """
 
 import contextlib
-import hashlib
 import json
 import re
 import threading
@@ -15,11 +13,8 @@ from email.utils import format_datetime
 from shared.canonical import sha256_hex
 from shared.errors import (
     AdapterNotFound,
-    ClockSkew,
-    DigestMismatch,
     MobizoError,
     NotFound,
-    ReplayedRequest,
     Unauthorized,
 )
 from shared.federation.cohort import RoundReceipt, RoundTask
@@ -40,15 +35,12 @@ from shared.protocol import (
     UploadReceipt,
 )
 from shared.registry import REVISION_DIGITS, SignedAdapter
-from shared.request_signature import parse_signature
 from shared.signing import key_id, public_text, sign_manifest
 from shared.training_settings import TrainingSettings
 from tests.device_agent.tiny import TASK
 from tests.http_server import Handler, http_server
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SKEW_SECONDS = 300
-DEVICE_KEYS = {}  # by the URL that a device was enrolled at, and the key's id
 
 
 class _Requests(Handler):
@@ -58,8 +50,7 @@ class _Requests(Handler):
         double, body = self.server.double, self.body()
         head = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         double.received += [self.raw_requestline, head.encode("latin-1"), body]
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        status, content = double.answer(self.command, self.path, body, headers)
+        status, content = double.answer(self.command, self.path, body)
         if status == 200 and re.search(r"^/v1/files/|/start$|\.safetensors$", self.path):
             status, content = double.part_of(content, self.headers.get("Range"))
         self.answer(status, content)
@@ -73,9 +64,9 @@ class _Requests(Handler):
 class FakeServer:
     """A server that holds jobs in a list and gives the first."""
 
-    def __init__(self, key, lease_seconds=2.0, port=0, ahead=timedelta()):
-        """ahead: of its clock, compared with this machine's."""
-        self.key, self.lease_seconds, self.ahead = key, lease_seconds, ahead
+    def __init__(self, key, lease_seconds=2.0, port=0):
+        self.key, self.lease_seconds = key, lease_seconds
+        self.ahead = timedelta()  # of its clock, compared with this machine's
         self.jobs: list[tuple[JobView, SignedManifest]] = []
         self.files: dict[str, bytes] = {}
         self.starts: dict[str, tuple[SignedAdapter | None, bytes]] = {}  # by the id of the job
@@ -94,7 +85,6 @@ class FakeServer:
         self.lease_requests: list[LeaseRequest] = []
         self.broken: dict[str, list[Exception]] = {}  # action -> errors to answer with, one a call
         self.rotations: list[SignedKeyRotation] = []  # by which the keys before handed over to `key`
-        self.nonces: set[str] = set()
         self.reference_texts: tuple[str, ...] | None = None  # of each lease
         self.revoked = False
         self.stop = threading.Event()
@@ -104,8 +94,6 @@ class FakeServer:
 
     def __enter__(self):
         self.url = self._running.enter_context(http_server(_Requests, port=self._port, double=self)).url
-        if not self._port:  # A port that another double had before, by chance: none of its devices is enrolled here.
-            DEVICE_KEYS.pop(self.url, None)
         return self
 
     def __exit__(self, *_):
@@ -173,28 +161,11 @@ class FakeServer:
         """Blocks until a device reports that it trains."""
         self.wait_for(lambda: any(beat.phase == "training" for beat in self.beats))
 
-    def check_signature(self, method, path, body, headers):
-        """Raises unless a device that this double knows the key of signed just this, now, and for the first time."""
-        keys = DEVICE_KEYS.get(self.url)
-        if method == "GET" or not keys:
-            return
-        signature = parse_signature(headers)
-        signature.verify(keys[signature.keyid], method, *path.partition("?")[::2])
-        now = datetime.now(UTC) + self.ahead
-        if abs(signature.created - now.timestamp()) > SKEW_SECONDS:
-            raise ClockSkew(server_time=now.isoformat(timespec="seconds"))
-        if hashlib.sha256(body).digest() != signature.digest:
-            raise DigestMismatch
-        if signature.nonce in self.nonces:
-            raise ReplayedRequest
-        self.nonces.add(signature.nonce)
-
-    def answer(self, method, path, body, headers):
+    def answer(self, method, path, body):
         parts = path.strip("/").split("/")[1:]
         action = (parts[2] if len(parts) > 2 else parts[0]).replace("-", "_")
         with self.changed:
             try:
-                self.check_signature(method, path, body, headers)
                 self.calls.append((method, action))
                 if self.revoked:
                     raise Unauthorized
