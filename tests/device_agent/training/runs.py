@@ -4,10 +4,11 @@ import contextlib
 import shutil
 from collections import Counter
 
+import torch
+
 from device_agent.errors import Stopped
 from device_agent.executors.python import open_program
 from device_agent.training.checkpointed_trainer import trainer_of
-from device_agent.training.data import read_splits
 from device_agent.training.run import train_run
 from device_agent.training.run_directory import RunDirectory
 from shared.canonical import file_sha256
@@ -86,15 +87,7 @@ def opened(plan, **options):
 
 
 def splits_of(plan, program):
-    return read_splits(
-        plan.dataset,
-        plan.task,
-        program.tokenizer,
-        plan.manifest.recipe,
-        plan.training,
-        noise_key=plan.noise_key,
-        with_test=not plan.uploads_last,
-    )
+    return program.splits(plan.dataset, plan.training, plan.task, with_test=not plan.uploads_last)
 
 
 def train_in_process(run, plan, program, stop=never, report=ignore, runtime=None, **options):
@@ -108,6 +101,12 @@ def train_in_process(run, plan, program, stop=never, report=ignore, runtime=None
     finally:
         if runtime is None:
             used.close()
+
+
+def answer_log_p(model, row):
+    """Log-probability of each token of a row's answer (tokens,), by the stock model."""
+    logs = model(torch.tensor([row.tokens])).logits[0].log_softmax(-1)
+    return torch.stack([logs[place, token] for place, token in row.targets])
 
 
 def after_calls(calls):
