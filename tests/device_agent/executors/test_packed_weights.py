@@ -34,8 +34,7 @@ def first(begun_run, launcher, tmp_path):
 
 def files(weights):
     """The packed weights and their index."""
-    packed = Path(f"{weights}.packed")
-    return packed, packed.with_name(f"{packed.name}.index")
+    return Path(f"{weights}.packed"), Path(f"{weights}.packed.index")
 
 
 def file_states(weights):

@@ -8,11 +8,9 @@ import pytest
 from device_agent.inference.adapter_store import AdapterStore
 from shared.errors import InvalidUpload, NotFound, Untrusted
 from shared.signing import new_private_key, sign_manifest
-from shared.task_templates import named_task
 from shared.zo.lora import dump_adapter
+from tests.device_agent.tiny import TASK
 from tests.device_agent.warm_starts import vouched
-
-TASK = named_task("sst2")
 
 
 @pytest.fixture
