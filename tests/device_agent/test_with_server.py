@@ -37,9 +37,8 @@ def agent(call, service, ask, dataset, tmp_path):
 def submit(ask, adapter, trajectory="none", repeat=None, **training):
     """A job whose program is compiled."""
     wait_until(lambda: ask("GET", "/v1/server"))
-    settings = {"trajectory": trajectory, "repeat": repeat, "training": JOB["training"] | training}
-    body = JOB | {"adapter": adapter} | settings
-    job = ask("POST", "/v1/jobs", json=body).json()
+    own = {"adapter": adapter, "trajectory": trajectory, "repeat": repeat, "training": JOB["training"] | training}
+    job = ask("POST", "/v1/jobs", json=JOB | own).json()
     wait_until(lambda: state(ask, job) not in ("queued", "compiling"))
     return job
 

@@ -159,8 +159,7 @@ def test_a_version_is_the_mean_of_what_the_devices_made(federations, form):
 
 
 def test_a_members_device_pulls_the_cohorts_versions_and_no_others(federations, call):
-    agents, _, _ = federations["weights"]
-    home = agents[0].home
+    home = federations["weights"][0][0].home
     pull = ("device_agent", "adapter", "pull", "--home", home.path)
     assert "version 1" in call(*pull, "reviews@v1")
     assert "version 2" in call(*pull, "reviews@main")

@@ -1,6 +1,7 @@
 """A lease kept alive beside a run, and training under rules: real processes, and sensors that a test sets."""
 
 import os
+from datetime import timedelta
 
 import psutil
 import pytest
@@ -212,6 +213,13 @@ def test_a_link_that_becomes_metered_stops_a_transfer_which_goes_on_later(home, 
     sensors.now = METERED
     with pytest.raises(Halted):  # the daemon is stopped
         PolicyGatedRun(evaluator, Rules(), lambda _: None, lambda: True, lambda _: True).transfer(lambda _: None)
+
+
+def test_heartbeats_keep_to_the_clock_of_a_server_that_is_hours_ahead(server, rademacher):
+    server.ahead, server.lease_seconds = timedelta(hours=7), 0.8
+    server.add_job(rademacher)
+    with DeviceClient(server.url, "token") as client, LeaseHeartbeat(client, client.lease(["movies"])):
+        server.wait_for(lambda: len(server.beats) > 1)
 
 
 @pytest.mark.parametrize(

@@ -163,9 +163,8 @@ def test_a_job_that_continues_rehearses_what_the_owner_still_lets_it_read(
         assert totals == ([] if rehearsed is None else [rehearsed] * 2)
     texts = {json.loads(line)["text"] for line in (dataset / "train.jsonl").read_text().splitlines()}
     assert not any(text.encode() in server.received_bytes for text in texts)
-    assert [
-        each.dataset for each in TrainingHistory(enrolled.trained).behind(file_sha256(enrolled.run("job-2").best))
-    ] == ["movies", "products"]
+    history = TrainingHistory(enrolled.trained).behind(file_sha256(enrolled.run("job-2").best))
+    assert [each.dataset for each in history] == ["movies", "products"]
 
 
 def test_a_job_that_repeats_is_trained_once_enough_records_are_new(
