@@ -38,7 +38,6 @@ LONGEST = (
     "device_agent/jobs/test_federation.py",
     "server/compiler/test_architectures.py",
     "device_agent/daemon/test_faults.py",
-    "device_agent/training/test_kills.py",
     "device_agent/executors/test_contract.py",
     "server/compiler/test_peft.py",
     "simulation/test_command.py",

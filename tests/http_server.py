@@ -21,7 +21,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def body(self):
-        return self.rfile.read(int(self.headers["Content-Length"]))
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def answer(self, status, content=b"", **headers):
         self.send_response(status)
@@ -33,9 +33,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def http_server(handler, certificate=None, **attributes):
+def http_server(handler, certificate=None, port=0, **attributes):
     """A running server, with its `url` and these attributes. certificate: paths of one and its key, for https."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*certificate)

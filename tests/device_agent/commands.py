@@ -14,9 +14,9 @@ from device_agent.cli.main import main
 from tests.device_agent.native import ROOT
 
 
-def run_agent(home, *arguments, before=(), **options):
-    """Runs `mobizo-agent` to its end in a home. before: the words of a command that runs it."""
-    return subprocess.run(
+def run_agent(home, *arguments, before=(), status=0, **options):
+    """Runs `mobizo-agent` to its end in a home, with this exit status. before: the words of a command that runs it."""
+    process = subprocess.run(
         [*before, sys.executable, "-m", "device_agent", *arguments],
         cwd=ROOT,
         env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
@@ -25,6 +25,8 @@ def run_agent(home, *arguments, before=(), **options):
         check=False,
         **options,
     )
+    assert process.returncode == status, process.stdout + process.stderr
+    return process
 
 
 def start_agent(home, *arguments, notify=None, **options):

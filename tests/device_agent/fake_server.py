@@ -1,26 +1,20 @@
 """The device's half of the protocol, served from memory over real HTTP, with every byte that arrives kept.
 
-Can be told to misbehave. Knows no job states beyond what a device sees. Holds devices whose key it was told of to their
-signatures.
+Can be told to misbehave. Knows no job states beyond what a device sees, and reads no signatures.
 """
 
-import hashlib
+import contextlib
 import json
 import re
 import threading
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from shared.canonical import sha256_hex
 from shared.errors import (
     AdapterNotFound,
-    BadSignature,
-    ClockSkew,
-    DigestMismatch,
     MobizoError,
     NotFound,
-    ReplayedRequest,
     Unauthorized,
 )
 from shared.federation.cohort import RoundReceipt, RoundTask
@@ -41,29 +35,38 @@ from shared.protocol import (
     UploadReceipt,
 )
 from shared.registry import REVISION_DIGITS, SignedAdapter
-from shared.request_signature import parse_signature
 from shared.signing import key_id, public_text, sign_manifest
 from shared.training_settings import TrainingSettings
 from tests.device_agent.tiny import TASK
+from tests.http_server import Handler, http_server
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SKEW_SECONDS = 300
-DEVICE_KEYS = {}  # by the URL that a device was enrolled at, and the key's id
 
 
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
+class _Requests(Handler):
+    """Hands each request to the double, and its answer back."""
 
-    def handle_error(self, request, client_address):
-        """A client that was killed is no news."""
+    def get(self):
+        double, body = self.server.double, self.body()
+        head = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        double.received += [self.raw_requestline, head.encode("latin-1"), body]
+        status, content = double.answer(self.command, self.path, body)
+        if status == 200 and re.search(r"^/v1/files/|/start$|\.safetensors$", self.path):
+            status, content = double.part_of(content, self.headers.get("Range"))
+        self.answer(status, content)
+
+    post = do_PUT = get  # noqa: N815  # http.server's names
+
+    def date_time_string(self, timestamp=None):
+        return format_datetime(datetime.now(UTC) + self.server.double.ahead, usegmt=True)
 
 
 class FakeServer:
     """A server that holds jobs in a list and gives the first."""
 
-    def __init__(self, key, lease_seconds=2.0, port=0, ahead=timedelta()):
-        """ahead: of its clock, compared with this machine's."""
-        self.key, self.lease_seconds, self.ahead = key, lease_seconds, ahead
+    def __init__(self, key, lease_seconds=2.0, port=0):
+        self.key, self.lease_seconds = key, lease_seconds
+        self.ahead = timedelta()  # of its clock, compared with this machine's
         self.jobs: list[tuple[JobView, SignedManifest]] = []
         self.files: dict[str, bytes] = {}
         self.starts: dict[str, tuple[SignedAdapter | None, bytes]] = {}  # by the id of the job
@@ -80,49 +83,17 @@ class FakeServer:
         self.completions: list[Completion] = []
         self.declines: list[Decline] = []
         self.lease_requests: list[LeaseRequest] = []
-        self.ranges: list[str | None] = []  # of each download
-        self.drop_after: int | None = None  # bytes of a download, after which the connection is cut
         self.broken: dict[str, list[Exception]] = {}  # action -> errors to answer with, one a call
         self.rotations: list[SignedKeyRotation] = []  # by which the keys before handed over to `key`
-        self.nonces: set[str] = set()
         self.reference_texts: tuple[str, ...] | None = None  # of each lease
-        self.refusals: list[MobizoError] = []  # of signatures
         self.revoked = False
         self.stop = threading.Event()
         self.changed = threading.Condition()
         self.served = {"downloads": 0}
-        double = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_):
-                pass
-
-            def _handle(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                head = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
-                double.received += [self.raw_requestline, head.encode("latin-1"), body]
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                status, content = double.answer(self.command, self.path, body, headers)
-                whole = len(content)
-                if status == 200 and re.search(r"^/v1/files/|/start$|\.safetensors$", self.path):
-                    status, content, whole = double.part_of(content, self.headers.get("Range"))
-                self.send_response(status)
-                self.send_header("Content-Length", str(whole))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def date_time_string(self, timestamp=None):
-                return format_datetime(datetime.now(UTC) + double.ahead, usegmt=True)
-
-            do_GET = do_POST = do_PUT = _handle  # noqa: N815  # http.server's names
-
-        self._http = _Listener(("127.0.0.1", port), Handler)
-        if not port:  # A port that another double had before, by chance: none of its devices is enrolled here.
-            DEVICE_KEYS.pop(self.url, None)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
+        self._port, self._running = port, contextlib.ExitStack()
 
     def __enter__(self):
-        self._thread.start()
+        self.url = self._running.enter_context(http_server(_Requests, port=self._port, double=self)).url
         return self
 
     def __exit__(self, *_):
@@ -130,12 +101,7 @@ class FakeServer:
 
     def close(self):
         """Answers nobody any more; done twice, it is done."""
-        self._http.shutdown()
-        self._http.server_close()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._running.close()
 
     @property
     def received_bytes(self):
@@ -195,33 +161,12 @@ class FakeServer:
         """Blocks until a device reports that it trains."""
         self.wait_for(lambda: any(beat.phase == "training" for beat in self.beats))
 
-    def check_signature(self, method, path, body, headers):
-        """Raises unless a device that this double knows the key of signed just this, now, and for the first time."""
-        keys = DEVICE_KEYS.get(self.url)
-        if method == "GET" or not keys:
-            return
-        signature = parse_signature(headers)
-        signature.verify(keys[signature.keyid], method, *path.partition("?")[::2])
-        now = datetime.now(UTC) + self.ahead
-        if abs(signature.created - now.timestamp()) > SKEW_SECONDS:
-            raise ClockSkew(server_time=now.isoformat(timespec="seconds"))
-        if hashlib.sha256(body).digest() != signature.digest:
-            raise DigestMismatch
-        if signature.nonce in self.nonces:
-            raise ReplayedRequest
-        self.nonces.add(signature.nonce)
-
-    def answer(self, method, path, body, headers):
+    def answer(self, method, path, body):
         parts = path.strip("/").split("/")[1:]
         action = (parts[2] if len(parts) > 2 else parts[0]).replace("-", "_")
         with self.changed:
             try:
-                self.check_signature(method, path, body, headers)
-            except (BadSignature, ClockSkew, DigestMismatch, ReplayedRequest) as error:
-                self.refusals.append(error)
-                return error.status, json.dumps(error.problem()).encode()
-            self.calls.append((method, action))
-            try:
+                self.calls.append((method, action))
                 if self.revoked:
                     raise Unauthorized
                 if self.broken.get(action):
@@ -339,11 +284,9 @@ class FakeServer:
         return self.files[parts[1]]
 
     def part_of(self, content, byte_range):
-        """(status, what is sent, length that is announced) of a download."""
-        self.ranges.append(byte_range)
+        """(status, what is sent) of a download."""
         start = int(re.fullmatch(r"bytes=(\d+)-", byte_range)[1]) if byte_range else 0
-        rest = content[start:]
-        return (206 if byte_range else 200), rest[: self.drop_after], len(rest)
+        return (206 if byte_range else 200), content[start:]
 
     def _state(self):
         stop = self.stop.is_set()

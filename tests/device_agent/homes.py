@@ -4,7 +4,7 @@ import pytest
 
 from device_agent.home import AgentHome, DeviceConfig
 from shared.signing import key_id, new_private_key, public_text
-from tests.device_agent.fake_server import DEVICE_KEYS, FakeServer
+from tests.device_agent.fake_server import FakeServer
 
 
 @pytest.fixture
@@ -36,8 +36,7 @@ def enrolled(home, server, server_key):
 
 def enroll(home, url, server_key, token="device-token"):
     """Puts a home in the state that enrollment leaves it in."""
-    public, own = server_key.public_key(), home.device_key().public_key()
-    DEVICE_KEYS.setdefault(url, {})[key_id(own)] = own
+    public = server_key.public_key()
     home.enroll(
         DeviceConfig(
             server=url,

@@ -46,11 +46,7 @@ def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(
     directory.mkdir()
     for seed, split in enumerate(("train", "validation", "test")):
         write_records(directory / f"{split}.jsonl", 12, seed, MARKER)
-    records = [
-        json.loads(line)
-        for split in ("train", "validation", "test")
-        for line in (directory / f"{split}.jsonl").read_text().splitlines()
-    ]
+    records = [json.loads(line) for path in directory.iterdir() for line in path.read_text().splitlines()]
     with FakeServer(server_key, lease_seconds=0.5) as server, Display(home) as display:
         enroll(home, server.url, server_key)
         TaskApprovals(home.tasks).decide(task, ["movies"], TaskState.APPROVED)

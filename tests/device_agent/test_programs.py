@@ -13,7 +13,6 @@ from device_agent.protocol.client import DeviceClient
 from shared.canonical import sha256_hex
 from shared.errors import Unavailable, Untrusted
 from shared.program import ProgramFile
-from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.homes import enroll
 
 CONTENT = os.urandom(100_000)
@@ -21,10 +20,9 @@ FILE = ProgramFile(role="program", name="program.pte", size=len(CONTENT), sha256
 
 
 @pytest.fixture
-def server(server_key):
-    with FakeServer(server_key) as double:
-        double.files[FILE.sha256] = CONTENT
-        yield double
+def server(server):
+    server.files[FILE.sha256] = CONTENT
+    return server
 
 
 @pytest.fixture

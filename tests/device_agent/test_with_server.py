@@ -1,19 +1,13 @@
 """The agent against the real server and its real compiler: two programs that know only the contract."""
 
 import json
-import os
-import signal
 import sqlite3
-import subprocess
 
-import numpy as np
 import pytest
 
 from device_agent.home import AgentHome
 from shared.transport import Transport
-from shared.zo.lora import load_adapter
-from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.commands import run_agent, start_agent
+from tests.device_agent.commands import run_agent
 from tests.device_agent.service import JOB, wait_until
 from tests.device_agent.test_privacy import MARKER, forms
 from tests.device_agent.tiny import write_records
@@ -28,32 +22,23 @@ def ask(service):
 
 @pytest.fixture
 def agent(call, service, ask, dataset, tmp_path):
-    """Enrolls an agent by name, and starts it for one job."""
-    processes = []
+    """Enrolls an agent by name, and runs it for one job; returns its home and its output."""
 
     def agent(name, rules=""):
         home = AgentHome(tmp_path / name)
         token = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
         call("device_agent", "enroll", "--server", service.url, "--token", token, "--name", name, "--home", home.path)
         home.rules.write_text(rules)
-        command = ("run", "--once", "--data", f"movies={dataset}", "--json")
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-        processes.append(start_agent(home, *command, **options))
-        return processes[-1], home
+        return home, run_agent(home, "run", "--once", "--data", f"movies={dataset}", "--json").stdout
 
-    yield agent
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    return agent
 
 
-def submit(ask, adapter, start=None, trajectory="none", repeat=None, **training):
+def submit(ask, adapter, trajectory="none", repeat=None, **training):
     """A job whose program is compiled."""
     wait_until(lambda: ask("GET", "/v1/server"))
-    settings = {"start": start, "trajectory": trajectory, "repeat": repeat, "training": JOB["training"] | training}
-    body = JOB | {"adapter": adapter} | settings
-    job = ask("POST", "/v1/jobs", json=body).json()
+    own = {"adapter": adapter, "trajectory": trajectory, "repeat": repeat, "training": JOB["training"] | training}
+    job = ask("POST", "/v1/jobs", json=JOB | own).json()
     wait_until(lambda: state(ask, job) not in ("queued", "compiling"))
     return job
 
@@ -62,16 +47,10 @@ def state(ask, job):
     return ask("GET", f"/v1/jobs/{job['id']}").json()["state"]
 
 
-def training(ask, job):
-    return (ask("GET", f"/v1/jobs/{job['id']}").json()["progress"] or {}).get("phase") == "training"
-
-
 def test_a_trajectory_instead_of_b(ask, agent, service):
     """Trained by the real runtime here, replayed by the server there, to the bit."""
     job = submit(ask, "by-ledger", trajectory="instead", seed=2**53 - 1, steps=2)
-    process, home = agent("by-ledger-1", "trajectory = true")
-    status, output = process.wait(), process.stdout.read()
-    assert status == 0, output
+    home, output = agent("by-ledger-1", "trajectory = true")
     run = home.run(job["id"])
     assert len(run.trajectory.read_bytes()) < len(run.best.read_bytes())
     version = ask("GET", "/v1/adapters/by-ledger/versions/1").json()
@@ -84,42 +63,6 @@ def test_a_trajectory_instead_of_b(ask, agent, service):
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_from_a_version_and_another_device_pulls_it(ask, agent, call, service, dataset, tmp_path):
-    """Killed in the middle, too; then a device that only uses the adapter pulls both versions."""
-    (dataset / "test.jsonl").unlink()  # the best of several validations never falls, so each version is approved
-    submit(ask, "lineage", lr=1e-6)  # learns nothing, so that the second version is better on every machine
-    assert agent("lineage-1")[0].wait() == 0
-    first = ask("GET", "/v1/adapters/lineage/versions/1").json()
-    job = submit(ask, "lineage", {"adapter": "lineage"}, steps=6000, evaluation_interval=200, lr=0.1, seed=1)
-    process, home = agent("lineage-2")
-    wait_until(lambda: training(ask, job))
-    os.killpg(process.pid, signal.SIGKILL)
-    assert run_agent(home, "run", "--once", "--data", f"movies={dataset}").returncode == 0
-    second = ask("GET", "/v1/adapters/lineage/versions/2").json()
-    assert second["state"] == "held"  # another device trained version 1, so a person decides
-    ask("POST", "/v1/adapters/lineage/versions/2/approve", json={})
-    assert second["parent"] == {"adapter": "lineage", "version": 1, "revision": first["revision"]}
-    assert second["result"]["zero_shot_accuracy"] is None
-    assert second["result"]["start_accuracy"] == first["result"]["tuned_accuracy"]
-    run = home.run(job["id"])
-    trajectory, _ = parse_trajectory(run.trajectory.read_bytes())
-    start = load_adapter(ask("GET", "/v1/adapters/lineage/versions/1/lora_B.safetensors").content, first["size_d"])
-    last = load_adapter(run.last.read_bytes(), first["size_d"])
-    np.testing.assert_array_equal(trajectory.replay(start), last)
-
-    token = ask("POST", "/v1/enrollments", json={"users": ["bob"]}).json()["token"]
-    tablet = AgentHome(tmp_path / "tablet")
-    call("device_agent", "enroll", "--server", service.url, "--token", token, "--name", "tablet", "--home", tablet.path)
-    pull = ("device_agent", "adapter", "pull", "--home", tablet.path)
-    with pytest.raises(AssertionError, match="there is no adapter"):
-        call(*pull, "lineage@v1")
-    ask("PUT", f"/v1/devices/{tablet.config().device_id}/users/alice")
-    assert "version 1" in call(*pull, "lineage@v1")
-    assert "version 2" in call(*pull, "lineage@main")
-    assert "version 1" in call("device_agent", "adapter", "rollback", "lineage", "--home", tablet.path)
-
-
-@pytest.mark.slow
 def test_a_series_of_three_jobs_trains_a_growing_file_and_leaves_none_of_its_words_at_the_server(
     ask, agent, service_home, dataset, rademacher
 ):
@@ -128,8 +71,7 @@ def test_a_series_of_three_jobs_trains_a_growing_file_and_leaves_none_of_its_wor
     write_records(dataset / "validation.jsonl", 6, 0, MARKER)
     write_records(train, 9, 1, MARKER)
     job = submit(ask, "weekly", repeat={"every": "7d", "min_new_records": 5}, lr=1e-6, steps=4)
-    process, home = agent("weekly")
-    assert process.wait() == 0, process.stdout.read()
+    home, _ = agent("weekly")
     for number in (2, 3):
         former = f"/v1/adapters/weekly/versions/{number - 1}"
         if ask("GET", former).json()["state"] == "held":  # whether four steps learn anything depends on the machine
@@ -140,8 +82,7 @@ def test_a_series_of_three_jobs_trains_a_growing_file_and_leaves_none_of_its_wor
         with sqlite3.connect(service_home / "server" / "mobizo.sqlite3", timeout=60) as database:  # a week passes
             database.execute("UPDATE jobs SET repeat_at = '2026-01-01 00:00:00' WHERE repeat_at IS NOT NULL")
         wait_until(lambda: ask("GET", "/v1/jobs").json()["items"][0]["state"] == "ready")
-        run = run_agent(home, "run", "--once", "--data", f"movies={dataset}")
-        assert run.returncode == 0, run.stdout + run.stderr
+        run_agent(home, "run", "--once", "--data", f"movies={dataset}")
     ask("POST", f"/v1/jobs/{job['id']}/cancel")
 
     jobs = [ask("GET", f"/v1/jobs/{each['id']}").json() for each in ask("GET", "/v1/jobs").json()["items"][2::-1]]

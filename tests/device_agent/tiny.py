@@ -87,8 +87,9 @@ class Program:
         """The training examples of a data set."""
         return self.splits(dataset, TrainingSettings()).train
 
-    def splits(self, dataset, settings):
-        return read_splits(dataset, TASK, self.tokenizer, self.manifest.recipe, settings, noise_key=NOISE_KEY)
+    def splits(self, dataset, settings, task=TASK, recipe=None, **options):
+        options = {"noise_key": NOISE_KEY} | options
+        return read_splits(dataset, task, self.tokenizer, recipe or self.manifest.recipe, settings, **options)
 
 
 class TinyCompiler:

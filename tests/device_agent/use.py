@@ -11,12 +11,10 @@ from tests.device_agent.homes import enroll
 from tests.device_agent.tiny import TASK
 
 
-def keep_adapter(
-    home, program, key, name="alice-movies", task=TASK, roles=("weights", "tokenizer", "inference"), seed=1
-):
+def keep_adapter(home, program, key, name="alice-movies", task=TASK, seed=1):
     """Keeps a random adapter of `program`, signed by `key`; returns its flat B."""
     enroll(home, "http://127.0.0.1:9", key)  # nobody is there
-    for role in roles:
+    for role in ("weights", "tokenizer", "inference"):
         file = program.manifest.file(role)
         shutil.copy(program.path(role), home.cache / file.sha256)
     flat = np.random.default_rng(seed).normal(0, 0.1, program.manifest.size).astype(np.float32)

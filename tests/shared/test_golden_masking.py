@@ -1,4 +1,4 @@
-"""Golden files of the messages of a masked round, which today's code writes and reads; see `test_golden_formats`."""
+"""Golden files of the messages of a masked round, which today's code reads and writes; see `test_golden_formats`."""
 
 import pytest
 
@@ -7,7 +7,6 @@ from shared.federation.secure_aggregation.messages import (
     Consent,
     Consents,
     Delivery,
-    Phase,
     Roster,
     SealedShares,
     SecureAggregationView,
@@ -16,82 +15,38 @@ from shared.federation.secure_aggregation.messages import (
     consent_bytes,
 )
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
-from tests.shared.test_golden_formats import CREATED, KEY, SMALL_RECIPE, golden
+from tests.shared.test_golden_formats import KEY, golden
 
-MASKING = SecureAggregationParameters(
-    cohort="readers",
-    round=3,
-    start_sha256="ef" * 32,
-    recipe_id=SMALL_RECIPE.id,
-    size=24,
-    clip=1.5,
-    most_members=256,
-    minimum=3,
-    threshold="two-thirds",
-    bits=32,
-)
-
-
-def filled(length, start):
-    """Returns the bytes `start`, `start` + 1 and so on."""
-    return bytes((start + number) % 256 for number in range(length))
+KINDS = {
+    "parameters": SecureAggregationParameters,
+    "advertisement": Advertisement,
+    "roster": Roster,
+    "sealed-shares": SealedShares,
+    "delivery": Delivery,
+    "consent": Consent,
+    "consents": Consents,
+    "unmasking": Unmasking,
+    "view-waiting": SecureAggregationView,
+    "view-unmasking": SecureAggregationView,
+}
 
 
-def advertisement(member, start):
-    sealing, masking = filled(32, start), filled(32, start + 1)
-    return Advertisement(
-        member=member,
-        identity=KEY.public_key().public_bytes_raw(),
-        sealing=sealing,
-        masking=masking,
-        signature=KEY.sign(advertisement_bytes(MASKING.context, member, sealing, masking)),
-    )
+def message(name):
+    return KINDS[name].model_validate_json(golden(f"masking-{name}.json"))
 
 
-def secure_aggregation_messages():
-    """Returns one message of each kind. A share takes 33 bytes, the sealed shares for one recipient 94."""
-    roster = Roster(members=tuple(advertisement(f"device_{name}", 40 * index) for index, name in enumerate("ab")))
-    consent = KEY.sign(consent_bytes(roster.transcript(MASKING.context), (1, 2)))
-    consents = Consents(numbers=(1, 2), signatures=2 * consent)
-    return {
-        "parameters": MASKING,
-        "advertisement": advertisement("device_a", 0),
-        "roster": roster,
-        "sealed-shares": SealedShares(sealed=filled(2 * 94, 50), commitment=filled(32, 90)),
-        "delivery": Delivery(shared=(1, 2), sealed=filled(2 * 94, 100)),
-        "consent": Consent(signature=consent),
-        "consents": consents,
-        "unmasking": Unmasking(seeds=filled(2 * 33, 10), keys=filled(33, 20)),
-        "view-waiting": SecureAggregationView(phase=Phase.KEYS, closes_at=CREATED, waits=False),
-        "view-unmasking": SecureAggregationView(
-            phase=Phase.UNMASKING,
-            closes_at=CREATED,
-            number=1,
-            waits=True,
-            why="for the golden file",
-            roster=roster,
-            survivors=(1, 2),
-            consents=consents,
-        ),
-    }
-
-
-@pytest.mark.parametrize("name", secure_aggregation_messages())
+@pytest.mark.parametrize("name", KINDS)
 def test_masking_message(name):
-    expected = golden(f"masking-{name}.json")
-    message = secure_aggregation_messages()[name]
-    assert message.model_dump_json().encode() == expected
-    assert type(message).model_validate_json(expected) == message
+    assert message(name).model_dump_json().encode() == golden(f"masking-{name}.json")
 
 
 def test_signed_bytes_of_a_masked_round():
-    roster = Roster.model_validate_json(golden("masking-roster.json"))
+    roster, context = message("roster"), message("parameters").context
     first = roster.members[0]
-    signed = advertisement_bytes(MASKING.context, first.member, first.sealing, first.masking)
+    signed = advertisement_bytes(context, first.member, first.sealing, first.masking)
     assert signed == golden("masking-advertised.bin")
     KEY.public_key().verify(first.signature, signed)
     # The bytes contain the transcript, which is the hash of the round's context and the roster.
-    message = consent_bytes(roster.transcript(MASKING.context), (1, 2))
-    assert message == golden("masking-consented.bin")
-    consent = Consent.model_validate_json(golden("masking-consent.json"))
-    KEY.public_key().verify(consent.signature, message)
+    agreed = consent_bytes(roster.transcript(context), (1, 2))
+    assert agreed == golden("masking-consented.bin")
+    KEY.public_key().verify(message("consent").signature, agreed)

@@ -26,13 +26,8 @@ def chain(*order, end=None):
 
 def test_follow_returns_the_keys_after_the_pinned_one():
     assert follow(TEXTS[0], chain(0, 1, 2)) == TEXTS[1:3]
-    assert follow(TEXTS[1], chain(0, 1, 2)) == [TEXTS[2]]
+    assert follow(TEXTS[1], ServerKeys.model_validate_json(chain(0, 1, 2).model_dump_json())) == [TEXTS[2]]
     assert follow(TEXTS[2], chain(0, 1, 2)) == []
-
-
-def test_keys_survive_a_json_round_trip():
-    keys = chain(0, 1)
-    assert follow(TEXTS[0], ServerKeys.model_validate_json(keys.model_dump_json())) == [TEXTS[1]]
 
 
 def test_the_signature_is_ed25519_over_the_canonical_json():
@@ -74,10 +69,7 @@ def test_an_invalid_rotation_chain_is_rejected_with_the_remedy(keys):
 
 
 def test_an_invalid_next_key_is_rejected():
-    keys = chain(0, 1)
-    statement = sign_key_rotation(KEYS[0], KEYS[1].public_key(), CREATED_AT).rotation.model_copy(
-        update={"next_key": "AAAA"}
-    )
+    statement = chain(0, 1).rotations[0].rotation.model_copy(update={"next_key": "AAAA"})
     signature = base64.b64encode(KEYS[0].sign(rfc8785.dumps(statement.model_dump(mode="json")))).decode()
     keys = ServerKeys(
         public_key="AAAA", key_id="k", rotations=[SignedKeyRotation(rotation=statement, signature=signature)]

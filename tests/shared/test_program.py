@@ -14,7 +14,7 @@ from tests.shared.conftest import ROLES
     [
         (("program", "second.pte"), "exactly one"),
         (("inference", "program.pte"), "share a name"),
-        (("inference", "../up.pte"), "name"),
+        *((("inference", name), "name") for name in ("../up.pte", "/etc/evil", "a/b", "..", "")),
     ],
 )
 def test_files_that_cannot_be_a_program(build, extra, message):

@@ -25,6 +25,7 @@ class Answers(Handler):
         self.answer(503 if len(self.server.signed) == 1 else 200, b"{}")
 
     def get(self):
+        is_first = all(path != self.path for path, _ in self.server.requests)
         self.server.requests.append((self.path, dict(self.headers)))
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
         if self.path == "/file":
@@ -38,10 +39,8 @@ class Answers(Handler):
         elif self.path == "/longer":
             self.answer(200, BODY + b"!")
         elif self.path == "/busy-once":
-            is_first = sum(path == self.path for path, _ in self.server.requests) == 1
             self.answer(503 if is_first else 200, b"{}")
         elif self.path.startswith("/limited"):
-            is_first = sum(path == self.path for path, _ in self.server.requests) == 1
             seconds = self.path.rpartition("-")[2]
             problem = json.dumps(TooManyRequests("slower", retry_after_seconds=int(seconds)).problem()).encode()
             if is_first:
@@ -56,7 +55,6 @@ class Answers(Handler):
         elif self.path == "/round-and-round":
             self.answer(302, b"", Location=self.path)
         elif self.path == "/expires":
-            is_first = sum(path == self.path for path, _ in self.server.requests) == 1
             self.answer(403, b"<Error/>") if is_first else self.answer(206 if start else 200, BODY[start:])
         elif self.path == "/refused":
             self.answer(403, b"<Error/>")

@@ -47,16 +47,10 @@ class Phone:
         self.adb = directory / "adb"
         self.adb.write_text(f'#!/bin/sh\n{shlex.join(words)} "$@"\n')
         self.adb.chmod(0o755)
-        self.inside = enter
-
-    @property
-    def storage(self):
-        """The phone's /data, as this machine sees it."""
-        return Path(f"/proc/{self.pid}/root") / self.root.relative_to("/") / "data"
 
     def path(self, remote):
         """A path on the phone, as this machine sees it."""
-        return self.storage / Path(remote).relative_to("/data")
+        return Path(f"/proc/{self.pid}/root") / self.root.relative_to("/") / Path(remote).relative_to("/")
 
     def begin(self):
         """Starts the one adbd of a test."""
@@ -75,13 +69,12 @@ class Phone:
         """Removes all that mobizo keeps."""
         self.run("rm -rf /data/local/tmp/mobizo")
 
-    def start(self, port=None, *, connected=True):
-        """Starts adbd, and connects the client to it unless told not to."""
+    def start(self, port=None):
+        """Starts adbd, and connects the client to it."""
         port = port or self.port
         self._say(f"start {port}")
         self._ports.append(port)
-        if connected:
-            self.connect(port)
+        self.connect(port)
 
     def kill(self, port=None):
         """Kills adbd -9."""
@@ -89,11 +82,11 @@ class Phone:
         self._say(f"kill {port}")
         self._ports.remove(port)
 
-    def connect(self, port=None):
+    def connect(self, port):
         """Has the client's server reach an adbd, as soon as it listens."""
         deadline = time.monotonic() + SECONDS
         while True:
-            output = self.client("connect", f"127.0.0.1:{port or self.port}")
+            output = self.client("connect", f"127.0.0.1:{port}")
             if "connected to" in output or time.monotonic() > deadline:
                 break
             time.sleep(0.05)

@@ -66,16 +66,6 @@ def test_a_network_phone_that_the_server_forgot_is_connected_again(adb, phone):
     assert adb.run("echo c") == "c\n"
 
 
-def test_a_link_that_breaks_is_no_exit_status(adb, phone):
-    adb.device()
-    phone.kill()
-    with pytest.raises(PhoneUnreachable):
-        adb.shell("exit 0")
-    phone.start(connected=False)
-    phone.connect()
-    assert adb.shell("exit 4").status == 4
-
-
 def test_a_phone_that_says_nothing(adb, phone):
     adb.device()
     phone.run("kill -STOP $(pidof adbd)")

@@ -15,7 +15,7 @@ from device_agent.executors.phone import PhoneLauncher
 from device_agent.executors.runner import RunnerLauncher
 from tests.device_agent.android.phone import Phone
 from tests.device_agent.native import ROOT
-from tests.device_agent.training.runs import begun, copy_run, hashes, ignore, recorded_steps, train
+from tests.device_agent.training.runs import begun, copy_run, hashes, ignore, train
 
 THERE = "/data/local/tmp/mobizo"
 SETTINGS = {"steps": 24, "evaluation_interval": 8, "seed": 5, "lr": 1e-2}
@@ -132,22 +132,15 @@ def test_a_cable_that_is_lost_twenty_times_during_calls(
     plan = rademacher.plan(movies, **SETTINGS | {"steps": 600, "evaluation_interval": 300})
     here, run = begun(tmp_path / "here", plan), begun(tmp_path / "run", plan)
     train(here, RunnerLauncher(runner_directory))
-    lost, stepped, ended = [], threading.Event(), threading.Event()
+    cuts = []
 
-    def cut_often():
-        while len(lost) < 20 and not ended.is_set():
-            if stepped.wait(1):
-                stepped.clear()
-                time.sleep(0.001 * len(lost))
-                pull_the_cable(phone)
-                lost.append(recorded_steps(run))
+    def cut_soon(progress):
+        if progress.phase == "training" and len(cuts) < 20 and not (cuts and cuts[-1].is_alive()):
+            cuts.append(threading.Timer(0.001 * len(cuts), pull_the_cable, (phone,)))
+            cuts[-1].start()
 
-    thread = threading.Thread(target=cut_often)
-    thread.start()
-    train_on(launcher, run, lambda progress: stepped.set() if progress.phase == "training" else None)
-    ended.set()
-    thread.join()
-    assert len(lost) == 20
+    train_on(launcher, run, cut_soon)
+    assert len(cuts) == 20
     wait_for(lambda: not running(phone))
     assert hashes(run) == hashes(here)
 

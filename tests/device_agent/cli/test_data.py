@@ -98,5 +98,5 @@ def test_run_finds_the_homes_data_sets(invoke, enrolled, server, tickets):
     with pytest.raises(BadRequest, match="mobizo-agent data add"):
         invoke("run", "--once")
     invoke("data", "add", "tickets", tickets)
-    process = run_agent(enrolled, "run", "--once", "--executor", "python")
-    assert (process.returncode, server.lease_requests[-1].datasets) == (0, ["tickets"]), process.stderr
+    run_agent(enrolled, "run", "--once", "--executor", "python")
+    assert server.lease_requests[-1].datasets == ["tickets"]

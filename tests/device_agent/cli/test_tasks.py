@@ -4,29 +4,23 @@ import json
 
 import pytest
 
-from device_agent.errors import TaskNotApproved
 from device_agent.policy.evaluator import OwnerConsent
 from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger
 from device_agent.policy.task_approvals import MIN_DIGITS, TaskApprovals, task_sha256
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import BadRequest
 from shared.federation.accounting import Spending, epsilon_of
-from shared.task import Answer, Task
 from tests.device_agent.homes import enroll
+from tests.device_agent.policy.test_task_approvals import refuse, task_of
 
-URGENCY = Task(
-    name="urgency",
-    prompt="{text} Urgent?",
-    answers=(Answer(text=" no", labels=("0",)), Answer(text=" yes", labels=("1",))),
-)
+URGENCY = task_of()
 DIGITS = task_sha256(URGENCY)[:MIN_DIGITS]
 
 
 @pytest.fixture
 def approvals(home):
     task_approvals = TaskApprovals(home.tasks)
-    with pytest.raises(TaskNotApproved):
-        task_approvals.check(URGENCY, "tickets")
+    refuse(task_approvals, URGENCY)
     return task_approvals
 
 
@@ -38,8 +32,7 @@ def test_a_waiting_task_is_shown_whole_and_approved_by_its_digits(invoke, approv
     assert '"{text} Urgent?"' in invoke("task", "approve", DIGITS)
     approvals.check(URGENCY, "tickets")
     invoke("task", "revoke", DIGITS)
-    with pytest.raises(TaskNotApproved):
-        approvals.check(URGENCY, "tickets")
+    refuse(approvals, URGENCY)
 
 
 def test_a_task_is_approved_from_a_file_before_a_job_brings_it(invoke, home, tmp_path):
@@ -60,17 +53,19 @@ def test_a_task_is_approved_from_a_file_before_a_job_brings_it(invoke, home, tmp
 def test_status_shows_what_waits_and_what_was_spent(invoke, approvals, home, server_key, tmp_path):
     enroll(home, "http://127.0.0.1:9", server_key)
     spending = Spending(sampling_rate=0.1, noise_multiplier=2.0, times=3)
-    cost = PrivacyCost(job_id="job-1", dataset="movies", directory=tmp_path, spending=spending)
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
-    PrivacyLedger(home.privacy, OwnerConsent()).charge(cost, run)
+    for number, spent in enumerate((spending, spending, None)):
+        cost = PrivacyCost(job_id=f"job-{number}", dataset="movies", directory=tmp_path, spending=spent)
+        run = RunDirectory(tmp_path / f"run-{number}")
+        run.path.mkdir()
+        PrivacyLedger(home.privacy, OwnerConsent()).charge(cost, run)
     home.rules.write_text("privacy_limit = { movies = 8 }\n")
-    epsilon = epsilon_of([spending], 1e-5)
+    epsilon = epsilon_of([spending, spending], 1e-5)
     output = invoke("status")
     assert "tasks that wait for your decision: 1" in output
-    assert f"privacy of data set movies: epsilon {epsilon:.3g} (limit 8) at delta 1e-05, 1 private runs" in output
+    assert f"privacy of data set movies: epsilon {epsilon:.3g} (limit 8) at delta 1e-05, 2 private runs" in output
+    assert "2 private runs, 1 runs without privacy" in output
     facts = json.loads(invoke("status", "--json"))
     assert facts["tasks_waiting"] == 1
     assert facts["privacy"] == [
-        {"dataset": "movies", "epsilon": epsilon, "delta": 1e-5, "limit": 8, "runs": 1, "unprotected": 0}
+        {"dataset": "movies", "epsilon": epsilon, "delta": 1e-5, "limit": 8, "runs": 2, "unprotected": 1}
     ]

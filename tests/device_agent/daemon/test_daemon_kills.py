@@ -41,15 +41,17 @@ def kill_when(process, server, condition):
     process.wait()
 
 
-def test_killed_at_many_points_it_hands_the_same_b_in_once(start, server, rademacher, home):
-    server.add_job(rademacher, **SETTINGS)
+@pytest.mark.parametrize("name", ["rademacher", "gradient"])  # resumed by its ledger, and from checkpoints
+def test_killed_at_many_points_it_hands_the_same_b_in_once(request, start, server, home, name):
+    program = request.getfixturevalue(name)
+    server.add_job(program, **SETTINGS)
     assert start().wait() == 0
     (expected,) = server.uploads
     home.run("job-1").remove()
     shutil.rmtree(home.cache)
     home.create()
     server.completions.clear()
-    server.add_job(rademacher, **SETTINGS)
+    server.add_job(program, **SETTINGS)
     for action in BEFORE:
         kill_when(start(), server, more(server, action))
     assert recorded_steps(home.run("job-1")) == 0

@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from datetime import timedelta
 
 import pytest
 
@@ -108,18 +107,12 @@ def test_a_revoked_device_says_so_keeps_its_run_and_goes_on_once_enrolled_again(
 # --- a server that is away
 
 
-@pytest.fixture
-def short_pauses(monkeypatch):
-    """Days pass in moments."""
-    monkeypatch.setattr("device_agent.jobs.upload.PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr("device_agent.jobs.upload.LONGEST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr("device_agent.jobs.lease_and_policy.LONGEST_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr("shared.transport.time.sleep", lambda _seconds, sleep=time.sleep: sleep(0.001))
-
-
 def test_a_server_away_for_days_gets_the_result_when_it_is_back(
-    daemon, server, server_key, rademacher, home, in_background, short_pauses, capsys
+    daemon, server, server_key, rademacher, home, in_background, monkeypatch, capsys
 ):
+    for pause in ("upload.PAUSE_SECONDS", "upload.LONGEST_PAUSE_SECONDS", "lease_and_policy.LONGEST_RETRY_SECONDS"):
+        monkeypatch.setattr(f"device_agent.jobs.{pause}", 0.02)
+    monkeypatch.setattr("shared.transport.time.sleep", lambda _seconds, sleep=time.sleep: sleep(0.001))
     server.add_job(rademacher, steps=3)
     server.broken["adapter"] = [Unavailable()] * 10_000  # however soon the run ends, this server does not get it
     thread, ends = in_background(daemon, once=True)
@@ -142,20 +135,6 @@ def test_a_server_away_for_days_gets_the_result_when_it_is_back(
         assert ends[0].outcome is Outcome.COMPLETED
         assert new_server.uploads == [home.run("job-1").best.read_bytes()]
         assert len(new_server.completions) == 1
-
-
-# --- clocks that disagree
-
-
-def test_clocks_hours_apart_cost_nothing(make, home, server_key, rademacher):
-    with FakeServer(server_key, lease_seconds=1.0, ahead=timedelta(hours=-7)) as server:
-        enroll(home, server.url, server_key)
-        daemon, start = make(home), time.monotonic()
-        for number in range(2):
-            server.add_job(rademacher, job_id=f"job-{number}", steps=300)
-            assert daemon.run(once=True).outcome is Outcome.COMPLETED
-        seconds = time.monotonic() - start
-        assert len(server.beats) < 50 + seconds / 0.2  # a fourth of the lease, and one at each end
 
 
 # --- data sets that change

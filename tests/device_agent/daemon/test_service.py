@@ -25,42 +25,30 @@ def parse(text):
 
 
 @pytest.fixture
-def verify(tmp_path):
+def analyze(tmp_path):
     """What systemd says of a unit: (exit status, words)."""
 
-    def verify(service):
-        path = tmp_path / UNIT
-        path.write_text(service.text())
-        own = ["--user"] if service.own else []
-        process = subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", *own, str(path)],
-            env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def analyze(service, *arguments):
+        (tmp_path / UNIT).write_text(service.text())
+        command, env = ["systemd-analyze", *arguments, tmp_path / UNIT], os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+        process = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         return process.returncode, process.stdout + process.stderr
 
-    return verify
+    return analyze
 
 
 @needs_systemd
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("home", ["/var/lib/mobizo", '/srv/a "b" 100% $HOME \\x/mobizo agent'])
-def test_systemd_takes_the_unit_and_says_nothing(verify, own, home, tmp_path):
-    assert verify(Service(COMMAND, tmp_path / home.strip("/"), "root", own)) == (0, "")
+def test_systemd_takes_the_unit_and_says_nothing(analyze, own, home, tmp_path):
+    service = Service(COMMAND, tmp_path / home.strip("/"), "root", own)
+    assert analyze(service, "verify", "--man=no", *(["--user"] if own else [])) == (0, "")
 
 
 @needs_systemd
-def test_the_unit_is_hardened_by_systemds_own_count(tmp_path):
-    (tmp_path / UNIT).write_text(Service(COMMAND, tmp_path, "mobizo").text())
-    process = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--threshold=40", str(tmp_path / UNIT)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stdout[-500:]
+def test_the_unit_is_hardened_by_systemds_own_count(analyze, tmp_path):
+    status, words = analyze(Service(COMMAND, tmp_path, "mobizo"), "security", "--offline=true", "--threshold=40")
+    assert status == 0, words[-500:]
 
 
 def test_a_systems_unit_writes_nowhere_but_home_and_a_users_own_asks_for_nothing_that_only_root_may(tmp_path):
@@ -87,16 +75,11 @@ def test_the_command_prints_or_writes_the_unit(agent, home, dataset, server_key,
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     options = ("--data", f"movies={dataset}", "--executor", "native", "--adb", "--user")
     preview = agent("install-service", *options, "--print")
-    assert preview.returncode == 0, preview.stderr
     words = parse(preview.stdout)["Service"]["ExecStart"].split()
     assert words == [sys.executable, *COMMAND[1:5], f"movies={dataset}", "--executor", "native", "--adb="]
-    refusal = agent("install-service", *options)
-    assert refusal.returncode == 2
-    assert "mobizo-agent enroll" in refusal.stderr
+    assert "mobizo-agent enroll" in agent("install-service", *options, status=2).stderr
     enroll(home, "http://127.0.0.1:9", server_key)
-    process = agent("install-service", *options)
-    assert process.returncode == 0, process.stderr
-    assert "systemctl --user" in process.stdout
+    assert "systemctl --user" in agent("install-service", *options).stdout
     unit = tmp_path / "config" / "systemd" / "user" / UNIT
     assert unit.read_text() == preview.stdout
     assert unit in installed_units()

@@ -1,6 +1,7 @@
 """Adding files to a data set: splits by content, dropped records, atomicity and permissions."""
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -287,16 +288,23 @@ def killed_at(call, number):
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
+def kills(call):
+    """Has `call(n)` killed at its n-th access to the file system; yields each n, the last one of a call that lived."""
+    for number in itertools.count(1):
+        died = killed_at(partial(call, number), number)
+        yield number
+        if not died:
+            assert number > 20
+            return
+
+
 def test_a_kill_at_any_access_to_the_disk_leaves_the_old_or_the_new_data_set(store, source):
     old, new = Addition(name="a", sources=[source()]), [source([*ROWS, ("more", 1)], "b.csv")]
     change = Addition(name="a", sources=new, mode=Mode.APPEND)
     add(store, old)
     before = content(store.directory("a"))
-    number, outcomes = 0, set()
-    died = True
-    while died:
-        number += 1
-        died = killed_at(lambda: add(store, change), number)
+    outcomes = set()
+    for _ in kills(lambda _: add(store, change)):
         current = content(DatasetStore(store.path).directory("a"))
         about = store.about("a").records
         assert {f"{split}.jsonl": count for split, count in about.items()} == {
@@ -306,7 +314,6 @@ def test_a_kill_at_any_access_to_the_disk_leaves_the_old_or_the_new_data_set(sto
         if current != before:
             add(store, Addition(name="a", sources=old.sources, mode=Mode.REPLACE))
             assert content(store.directory("a")) == before
-    assert number > 20
     assert outcomes == {True, False}
     with store.changing():
         assert len(list((store.path / ".versions").iterdir())) == 1
@@ -342,12 +349,9 @@ def test_single_records_make_a_data_set_and_a_kill_leaves_it_with_or_without_the
     assert not append_record(store, "a", {"text": "first"})
     with pytest.raises(TooLarge):
         append_record(store, "a", {"text": "x" * MAX_RECORD_BYTES})
-    number, outcomes, died = 0, set(), True
-    while died:
-        number += 1
-        died = killed_at(partial(append_record, store, "a", {"text": f"record {number}"}), number)
+    outcomes = set()
+    for number in kills(lambda number: append_record(store, "a", {"text": f"record {number}"})):
         texts = [record["text"] for split in records(store).values() for record in split]
         assert "first" in texts
         outcomes.add(f"record {number}" in texts)
-    assert number > 20
     assert outcomes == {True, False}

@@ -49,15 +49,14 @@ def test_csv_of_one_column_and_rows_that_do_not_fit(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("text\nwarm\n\ndull\n")
     assert read(path) == [(f"{path}:2", {"text": "warm"}), (f"{path}:4", {"text": "dull"})]
-    path.write_text("text,label\nwarm,1\ndull, flat,0\n")
-    with pytest.raises(InvalidDataset, match=r"a\.csv:3: the row has 3 columns and the first row 2"):
-        read(path, delimiter="comma")
-    path.write_text('text,label\n"warm,1\n')
-    with pytest.raises(InvalidDataset, match="a quotation mark may be missing"):
-        read(path)
-    path.write_text("text,text\nwarm,1\n")
-    with pytest.raises(InvalidDataset, match="each column once"):
-        read(path)
+    for text, words in (
+        ("text,label\nwarm,1\ndull, flat,0\n", r"a\.csv:3: the row has 3 columns and the first row 2"),
+        ('text,label\n"warm,1\n', "a quotation mark may be missing"),
+        ("text,text\nwarm,1\n", "each column once"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidDataset, match=words):
+            read(path, delimiter="comma")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import numpy as np
 import psutil
 import pytest
 
-from device_agent.executors.runner import RunnerLauncher
 from device_agent.inference.session import InferenceSession
 from tests.device_agent.training.runs import begun, copy_run, hashes, train
 
@@ -20,11 +19,6 @@ SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 6}
 def weights(rademacher, tmp_path):
     """A copy of the weights file: packed weights are kept beside it."""
     return shutil.copy2(rademacher.path("weights"), tmp_path / "weights.ptd")
-
-
-@pytest.fixture
-def launcher(runner_directory):
-    return RunnerLauncher(runner_directory)
 
 
 @pytest.fixture
@@ -40,8 +34,7 @@ def first(begun_run, launcher, tmp_path):
 
 def files(weights):
     """The packed weights and their index."""
-    packed = Path(f"{weights}.packed")
-    return packed, packed.with_name(f"{packed.name}.index")
+    return Path(f"{weights}.packed"), Path(f"{weights}.packed.index")
 
 
 def file_states(weights):

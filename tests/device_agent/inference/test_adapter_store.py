@@ -8,11 +8,9 @@ import pytest
 from device_agent.inference.adapter_store import AdapterStore
 from shared.errors import InvalidUpload, NotFound, Untrusted
 from shared.signing import new_private_key, sign_manifest
-from shared.task_templates import named_task
 from shared.zo.lora import dump_adapter
+from tests.device_agent.tiny import TASK
 from tests.device_agent.warm_starts import vouched
-
-TASK = named_task("sst2")
 
 
 @pytest.fixture
@@ -59,13 +57,24 @@ def test_the_same_jobs_adapter_twice_is_kept_once(store, signed):
         store.rollback("alice-movies")
 
 
-def test_a_version_that_was_trained_here_is_the_registrys_once_it_was_pulled(store, rademacher, server_key):
+def edit_about(home, edit):
+    """Changes what a file in the store says of the first version."""
+    path = home.path / "adapters" / "alice-movies" / "00000001" / "about.json"
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+
+
+def test_a_version_that_was_trained_here_is_the_registrys_once_it_was_pulled(store, rademacher, server_key, home):
     origin, data = vouched(rademacher, server_key, seed=1, version=7)
     signed = sign_manifest(rademacher.manifest, server_key)
     for known in (None, origin):
         store.add("alice-movies", data, signed, TASK, origin.manifest.job_id, known)
     assert not store.has_previous("alice-movies")
     assert store.open("alice-movies", server_key.public_key()).about.origin == origin
+    edit_about(home, lambda document: document["origin"]["manifest"].update(version=9))
+    with pytest.raises(Untrusted, match="signature"):
+        store.open("alice-movies", server_key.public_key())
 
 
 def test_names_are_listed_with_what_they_and_the_versions_before_need_of_the_cache(store, signed, server_key):
@@ -104,13 +113,11 @@ def test_another_servers_manifest_and_damaged_files_are_refused(store, signed, h
     keep(store, signed, 1, "job-1")
     with pytest.raises(Untrusted, match="signature"):
         store.open("alice-movies", new_private_key().public_key())
-    version = home.path / "adapters" / "alice-movies" / "00000001"
-    about = json.loads((version / "about.json").read_text())
-    about["signed"]["manifest"]["planned_bytes"] = 7
-    (version / "about.json").write_text(json.dumps(about))
+    edit_about(home, lambda document: document["signed"]["manifest"].update(planned_bytes=7))
     with pytest.raises(Untrusted, match="signature"):
         store.open("alice-movies", server_key.public_key())
-    (version / "adapter.safetensors").write_bytes(dump_adapter(flat(signed.manifest, 9), {}))
+    file = home.path / "adapters" / "alice-movies" / "00000001" / "adapter.safetensors"
+    file.write_bytes(dump_adapter(flat(signed.manifest, 9), {}))
     with pytest.raises(Untrusted, match="rollback alice-movies"):
         store.open("alice-movies", server_key.public_key())
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from device_agent.errors import RuntimeFailed
 from device_agent.executors.python import PythonLauncher
 from device_agent.executors.runner import RunnerLauncher
-from device_agent.inference.session import InferenceSession, open_inference
+from device_agent.inference.session import InferenceSession
 from shared.errors import BadRequest
 
 
@@ -64,12 +63,6 @@ def test_a_greedy_text_is_the_likeliest_token_after_all_before_it(inference, tex
     assert continuation == tokens[45:]
 
 
-def test_a_drawn_text_depends_on_its_seed_alone(inference, text):
-    first, again, other = (list(inference.generate(text, 12, temperature=2.0, seed=seed)) for seed in (7, 7, 8))
-    assert first == again != other
-    assert list(inference.generate(text, 12, temperature=1e-6)) == list(inference.generate(text, 12))
-
-
 def test_a_text_whose_cache_is_gone_does_not_go_on(inference, text):
     tokens = inference.generate(text, 5)
     next(tokens)
@@ -94,12 +87,3 @@ def test_a_text_whose_cache_is_gone_does_not_go_on(inference, text):
 def test_what_cannot_be_done_is_refused_before_it_begins(inference, text, call, reason):
     with pytest.raises(BadRequest, match=reason):
         call(inference, text)
-
-
-def test_a_damaged_file_and_a_call_out_of_bounds_say_so(rademacher, launcher, inference, tmp_path):
-    damaged = tmp_path / "inference.pte"
-    damaged.write_bytes(rademacher.path("inference").read_bytes()[:1000])
-    with pytest.raises(RuntimeFailed, match="does not load"):
-        open_inference(rademacher.manifest, damaged, rademacher.path("weights"), launcher)
-    with pytest.raises(RuntimeFailed, match="'extend'"):
-        inference.extend([1], 64, [0])

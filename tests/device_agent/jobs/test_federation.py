@@ -10,11 +10,10 @@ from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.home import AgentHome
+from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import past_rounds
-from device_agent.protocol.client import DeviceClient
 from shared.capabilities import Capabilities
-from shared.errors import AdapterNotFound
 from shared.federation.secure_aggregation.fixed_point import mean_error
 from shared.federation.update import difference
 from shared.transport import Transport
@@ -60,9 +59,8 @@ class Agent:
             return Daemon(self.home, data, display, **options).run(once=True)
 
 
-def tenant(call, url, name):
-    """A new tenant's operator's way to ask."""
-    call("server", "tenant", "create", name)
+def operator(call, url, name):
+    """A tenant's operator's way to ask."""
     output = call("server", "token", "create", "--tenant", name, "--role", "operator", "--json")
     return Transport(url, json.loads(output)["token"])
 
@@ -106,7 +104,8 @@ def run_of(agent, position):
 def federate(call, url, directory, runner, rounds, rules, **settings):
     """A cohort in a tenant of its own, which is called as its upload form: its agents, ended rounds and versions."""
     form = settings["upload"]
-    with tenant(call, url, form) as transport:
+    call("server", "tenant", "create", form)
+    with operator(call, url, form) as transport:
         ask = transport.request
         agents = [Agent(call, url, ask, directory / form, user, runner) for user in USERS]
         ask("POST", "/v1/cohorts", json=COHORT | settings)
@@ -159,20 +158,20 @@ def test_a_version_is_the_mean_of_what_the_devices_made(federations, form):
         start = actual
 
 
-def test_a_members_device_may_have_the_cohorts_versions_and_no_others(federations, service):
-    agents, _, _ = federations["weights"]
-    config = agents[0].home.config()
-    with DeviceClient(service.url, config.token, agents[0].home.device_key()) as client:
-        manifest = client.adapter("reviews", "main").adapter.manifest
-        assert (manifest.version, manifest.cohort.round, manifest.cohort.updates, manifest.device_id) == (2, 2, 3, None)
-        with pytest.raises(AdapterNotFound):
-            client.adapter("alice-movies", "main")
+def test_a_members_device_pulls_the_cohorts_versions_and_no_others(federations, call):
+    home = federations["weights"][0][0].home
+    pull = ("device_agent", "adapter", "pull", "--home", home.path)
+    assert "version 1" in call(*pull, "reviews@v1")
+    assert "version 2" in call(*pull, "reviews@main")
+    manifest = AdapterStore(home).stored()[0].origin.manifest
+    assert (manifest.version, manifest.cohort.round, manifest.cohort.updates, manifest.device_id) == (2, 2, 3, None)
+    with pytest.raises(AssertionError, match="there is no adapter"):
+        call(*pull, "alice-movies@main")
 
 
 def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, service):
     agents, _, versions = federations["weights"]
-    token = json.loads(call("server", "token", "create", "--tenant", "weights", "--role", "operator", "--json"))
-    with Transport(service.url, token["token"]) as transport:
+    with operator(call, service.url, "weights") as transport:
         ask = transport.request
         body = JOB | {"user": "alice", "adapter": "alice-reviews", "start": {"adapter": "reviews"}}
         body["training"] = {"steps": 2, "evaluation_interval": 1}

@@ -37,13 +37,12 @@ def work(enrolled, make, server):
     return work
 
 
-def records_with(tmp_path, secret, records=40):
+def records_with(tmp_path, secret):
     """A data set whose records all have a code; only one of them is secret."""
     directory = tmp_path / f"data-{secret}"
     directory.mkdir()
-    write_records(directory / "train.jsonl", records, 0)
-    lines = [json.loads(line) for line in (directory / "train.jsonl").read_text().splitlines()]
-    lines = [line | {"code": "0"} for line in lines]
+    write_records(directory / "train.jsonl", 40, 0)
+    lines = [json.loads(line) | {"code": "0"} for line in (directory / "train.jsonl").read_text().splitlines()]
     lines[7]["code"] = secret
     (directory / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return directory

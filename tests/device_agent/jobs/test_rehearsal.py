@@ -12,12 +12,12 @@ from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rehearsal import TrainingHistory, count_new_records, prepare_rehearsal
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from device_agent.training.batch_sampler import BatchSampler
-from device_agent.training.data import EarlierRecords, read_splits
+from device_agent.training.data import EarlierRecords
 from shared.canonical import file_sha256
 from shared.job import TOO_FEW_NEW_RECORDS, Repeat
 from shared.privacy import ExamplePrivacy
 from shared.training_settings import TrainingSettings
-from tests.device_agent.tiny import NOISE_KEY, TASK, write_dataset, write_records
+from tests.device_agent.tiny import TASK, write_dataset, write_records
 from tests.device_agent.training.runs import begun, hashes, ledger, train, train_until
 from tests.device_agent.warm_starts import vouched
 
@@ -32,14 +32,9 @@ OWN = {"train": 10, "validation": 6, "test": 5}
     share=st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.9)),
 )
 def test_a_share_of_all_visits_is_rehearsed_and_each_part_is_visited_evenly(seed, new, rehearsed, batch, share):
-    sampler = BatchSampler(
-        seed,
-        (0, 1) * 15 + (0,) * (new + rehearsed - 30) if new + rehearsed > 30 else (0,) * (new + rehearsed),
-        tuple(index * 7 % 12 for index in range(new + rehearsed)),
-        batch,
-        rehearsed,
-        share,
-    )
+    answers = tuple(index % 2 if index < 30 < new + rehearsed else 0 for index in range(new + rehearsed))
+    lengths = tuple(index * 7 % 12 for index in range(new + rehearsed))
+    sampler = BatchSampler(seed, answers, lengths, batch, rehearsed, share)
     visits = [index for step in range(60) for index in sampler.indices(step)]
     again = [index for index in visits if index >= new]
     assert len(again) == int(60 * batch * share)
@@ -97,29 +92,27 @@ def test_what_was_trained_is_known_by_its_hash_while_it_only_grows(run, history,
     assert b"film" not in (tmp_path / "trained" / kinds[0]).read_bytes()
 
 
-def splits_of(rademacher, dataset, run, own, **settings):
-    earlier = EarlierRecords(own, run.rehearsed, run.held_out)
-    recipe, training = rademacher.manifest.recipe, TrainingSettings(**settings)
-    return read_splits(dataset, TASK, rademacher.tokenizer, recipe, training, noise_key=NOISE_KEY, earlier=earlier)
-
-
 def test_new_examples_come_before_those_of_earlier_runs(rademacher, dataset, run):
+    def splits_of(own, **settings):
+        earlier = EarlierRecords(own, run.rehearsed, run.held_out)
+        return rademacher.splits(dataset, TrainingSettings(**settings), earlier=earlier)
+
     plain = rademacher.splits(dataset, TrainingSettings())
-    splits = splits_of(rademacher, dataset, run, OWN)
+    splits = splits_of(OWN)
     assert (splits.train, splits.rehearsed) == ([*plain.train[10:], *plain.train[:10]], 10)
     assert splits.earlier == plain.test[:5]
     assert (splits.validation, splits.test, splits.counts) == (plain.validation, plain.test, plain.counts)
     run.path.mkdir()
     write_records(run.rehearsed, 4, 5)
     write_records(run.held_out, 3, 6)
-    both = splits_of(rademacher, dataset, run, OWN)
+    both = splits_of(OWN)
     assert (len(both.train), both.rehearsed, len(both.earlier)) == (17, 14, 8)
     assert both.counts == plain.counts
-    assert len(splits_of(rademacher, dataset, run, OWN, validation_limit=2).earlier) == 2
+    assert len(splits_of(OWN, validation_limit=2).earlier) == 2
     for path in (run.rehearsed, run.held_out):
         path.unlink()
     for own in ({}, {"train": 13, "validation": 9, "test": 7}):  # nothing is earlier, or nothing is new
-        unchanged = splits_of(rademacher, dataset, run, own)
+        unchanged = splits_of(own)
         assert (unchanged.train, unchanged.rehearsed, unchanged.earlier) == (plain.train, 0, None)
 
 
@@ -170,15 +163,13 @@ def test_a_job_that_continues_rehearses_what_the_owner_still_lets_it_read(
         assert totals == ([] if rehearsed is None else [rehearsed] * 2)
     texts = {json.loads(line)["text"] for line in (dataset / "train.jsonl").read_text().splitlines()}
     assert not any(text.encode() in server.received_bytes for text in texts)
-    assert [
-        each.dataset for each in TrainingHistory(enrolled.trained).behind(file_sha256(enrolled.run("job-2").best))
-    ] == ["movies", "products"]
+    history = TrainingHistory(enrolled.trained).behind(file_sha256(enrolled.run("job-2").best))
+    assert [each.dataset for each in history] == ["movies", "products"]
 
 
 def test_a_job_that_repeats_is_trained_once_enough_records_are_new(
-    make, enrolled, server, server_key, rademacher, dataset
+    daemon, enrolled, server, server_key, rademacher, dataset
 ):
-    daemon = make(enrolled, {"movies": dataset})
     training = {"steps": 2, "repeat": Repeat(every="7d", min_new_records=3)}
     server.add_job(rademacher, **training)
     start = first_version(daemon, enrolled.run("job-1").best, rademacher, server_key)

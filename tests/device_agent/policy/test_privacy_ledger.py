@@ -61,13 +61,3 @@ def test_a_damaged_ledger_stops_training(make, tmp_path):
     (tmp_path / "privacy.json").write_text('{"charges": [')
     with pytest.raises(PolicyForbids, match="restore it from a backup"):
         make().check(terms_of(tmp_path), run_of(tmp_path))
-
-
-def test_the_summary_has_runs_without_privacy_beside_epsilon(make, tmp_path):
-    for number, spending in enumerate((SPENDING, SPENDING, None)):
-        make().charge(terms_of(tmp_path, f"job-{number}", spending=spending), run_of(tmp_path, f"run-{number}"))
-    (spent,) = make(8).summary()
-    assert spent.epsilon == epsilon_of([SPENDING, SPENDING], 1e-5)
-    assert (spent.dataset, spent.limit, spent.runs, spent.unprotected) == ("movies", 8, 2, 1)
-    assert spent.line().startswith("privacy of data set movies: epsilon ")
-    assert "(limit 8) at delta 1e-05, 2 private runs, 1 runs without privacy" in spent.line()

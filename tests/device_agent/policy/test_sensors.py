@@ -141,19 +141,17 @@ def test_no_text_makes_a_parser_fail(text):
 
 
 @pytest.mark.parametrize(
-    ("recording", "temperature", "sensor"),
-    [("jetson_orin_nano", 61.75, "tj-thermal"), ("jetson_nano", 41.5, "AO-therm")],
+    ("recording", "heat", "power"),
+    [
+        ("jetson_orin_nano", (61.75, "tj-thermal"), (None, None)),
+        ("jetson_nano", (41.5, "AO-therm"), (None, None)),
+        ("laptop", (63.125, "k10temp Tctl"), (False, 60)),
+    ],
 )
-def test_a_jetson(tmp_path, recording, temperature, sensor):
-    readings = linux(tmp_path, f"{recording}.txt").read()
-    assert (readings.temperature, readings.temperature_sensor) == (temperature, sensor)
-    assert (readings.charging, readings.battery_percent) == (None, None)
-
-
-def test_a_laptop(tmp_path):
-    readings = linux(tmp_path, "laptop.txt", {"busctl --system": "u 3\n"}).read()
-    assert (readings.charging, readings.battery_percent) == (False, 60)
-    assert (readings.temperature, readings.temperature_sensor) == (63.125, "k10temp Tctl")
+def test_a_recorded_linux(tmp_path, recording, heat, power):
+    readings = linux(tmp_path, f"{recording}.txt", {"busctl --system": "u 3\n"}).read()
+    assert (readings.temperature, readings.temperature_sensor) == heat
+    assert (readings.charging, readings.battery_percent) == power
     assert readings.metered is True
 
 

@@ -17,6 +17,11 @@ def task_of(prompt="{text} Urgent?", name="urgency"):
     return Task(name=name, prompt=prompt, answers=answers)
 
 
+def refuse(approvals, task, dataset="tickets", words=None):
+    with pytest.raises(TaskNotApproved, match=words):
+        approvals.check(task, dataset)
+
+
 @pytest.fixture
 def approvals(tmp_path):
     return TaskApprovals(tmp_path / "tasks.json")
@@ -25,8 +30,7 @@ def approvals(tmp_path):
 @pytest.mark.parametrize("name", TASKS)
 def test_shipped_tasks_that_choose_may_read_every_data_set(approvals, name):
     if name in ("squad", "drop"):
-        with pytest.raises(TaskNotApproved):
-            approvals.check(named_task(name), "anything")
+        refuse(approvals, named_task(name), "anything")
     else:
         approvals.check(named_task(name), "anything")
         assert approvals.decisions() == []
@@ -44,40 +48,33 @@ def test_shipped_tasks_that_choose_may_read_every_data_set(approvals, name):
 def test_the_name_of_a_shipped_task_is_not_enough(approvals, change):
     task = named_task("sst2").model_copy(update=change)
     assert not is_shipped(task)
-    with pytest.raises(TaskNotApproved):
-        approvals.check(task, "movies")
+    refuse(approvals, task, "movies")
 
 
 def test_a_task_waits_and_is_approved_for_one_data_set(approvals):
     task = task_of()
     for _ in range(2):
-        with pytest.raises(TaskNotApproved, match=f"task approve {task_sha256(task)[:MIN_DIGITS]} --data tickets"):
-            approvals.check(task, "tickets")
+        refuse(approvals, task, words=f"task approve {task_sha256(task)[:MIN_DIGITS]} --data tickets")
     (entry,) = approvals.decisions()
     assert (entry.task, entry.dataset, entry.state) == (task, "tickets", TaskState.WAITING)
     approvals.decide(task, approvals.waiting_for(task), TaskState.APPROVED)
     TaskApprovals(approvals._path).check(task, "tickets")
-    with pytest.raises(TaskNotApproved):
-        approvals.check(task, "letters")
-    with pytest.raises(TaskNotApproved):
-        approvals.check(task_of("{text} Urgent??"), "tickets")
+    refuse(approvals, task, "letters")
+    refuse(approvals, task_of("{text} Urgent??"))
     approvals.decide(task, ["tickets"], TaskState.REVOKED)
-    with pytest.raises(TaskNotApproved):
-        approvals.check(task, "tickets")
+    refuse(approvals, task)
 
 
 def test_no_flood_of_tasks_fills_the_file_or_hides_those_before(approvals, monkeypatch):
     monkeypatch.setattr(task_approvals, "MAX_WAITING", 3)
     for number in range(5):
-        with pytest.raises(TaskNotApproved):
-            approvals.check(task_of(f"{{text}} {number}"), "tickets")
+        refuse(approvals, task_of(f"{{text}} {number}"))
     assert [entry.task.prompt for entry in approvals.decisions()] == ["{text} 0", "{text} 1", "{text} 2"]
 
 
 def test_a_task_is_found_by_digits_and_not_by_a_name_that_a_stranger_chose(approvals):
     task = task_of()
-    with pytest.raises(TaskNotApproved):
-        approvals.check(task, "tickets")
+    refuse(approvals, task)
     assert approvals.find(task_sha256(task)[:MIN_DIGITS]) == task
     assert approvals.find("sst2") == named_task("sst2")
     # Two texts with equal first digits take the square root of their number in attempts.
@@ -101,11 +98,8 @@ def test_a_damaged_file_approves_nothing(approvals, tmp_path):
 
 
 def test_a_command_and_the_daemon_may_write_at_once(approvals):
-    def refuse(number):
-        with pytest.raises(TaskNotApproved):
-            approvals.check(task_of(f"{{text}} {number}"), "tickets")
-
-    threads = [threading.Thread(target=refuse, args=(number,)) for number in range(8)]
+    tasks = [task_of(f"{{text}} {number}") for number in range(8)]
+    threads = [threading.Thread(target=refuse, args=(approvals, task)) for task in tasks]
     for thread in threads:
         thread.start()
     for number in range(8):

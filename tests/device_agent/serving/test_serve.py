@@ -177,8 +177,6 @@ def test_log_probabilities_stops_and_seeds(site, client):
     texts = [[choice.text for choice in client.completions.create(**request, n=3, seed=5).choices] for _ in range(2)]
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 1
-    nearly = client.completions.create(**request, temperature=1, top_p=1e-6).choices[0]
-    assert nearly.text == plain.text
 
 
 def test_a_record_is_classified_as_predict_does(site, client):
@@ -227,10 +225,6 @@ def test_answers_satisfy_their_schema(client):
             jsonschema.validate(json.loads(choice.message.content), SCHEMA)
             complete += 1
     assert complete > 4
-    *pieces, end = ask(seed=1, temperature=1, stream=True)
-    first = ask(seed=1, temperature=1).choices[0]
-    assert "".join(piece.choices[0].delta.content for piece in pieces) == first.message.content
-    assert end.choices[0].finish_reason == first.finish_reason
     cut = ask(max_tokens=2, response_format={"type": "json_object"}).choices[0]
     assert (cut.message.content[0], cut.finish_reason) == ("{", "length")
     for refused, reason in ((ask, "film"), (lambda schema: ask("red"), "no token that ends a text")):

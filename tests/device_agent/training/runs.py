@@ -4,10 +4,11 @@ import contextlib
 import shutil
 from collections import Counter
 
-from device_agent.errors import DoesNotFit, Stopped
+import torch
+
+from device_agent.errors import Stopped
 from device_agent.executors.python import open_program
 from device_agent.training.checkpointed_trainer import trainer_of
-from device_agent.training.data import read_splits
 from device_agent.training.run import train_run
 from device_agent.training.run_directory import RunDirectory
 from shared.canonical import file_sha256
@@ -80,34 +81,13 @@ def train_until(run, launcher, step):
     raise AssertionError(f"the run ended before step {step}")
 
 
-def train_and_tell(run, launcher, messages):
-    """Trains a run in a process of its own: sends each step, and the reason if the executor is lost."""
-
-    def report(progress):
-        if progress.phase == "training":
-            messages.send(progress.step)
-
-    try:
-        train_run(run, launcher, report)
-    except DoesNotFit as error:
-        messages.send(error.detail)
-
-
 def opened(plan, **options):
     """Opens the program of a plan in this process."""
     return open_program(plan.manifest, plan.program, plan.weights, **options)
 
 
 def splits_of(plan, program):
-    return read_splits(
-        plan.dataset,
-        plan.task,
-        program.tokenizer,
-        plan.manifest.recipe,
-        plan.training,
-        noise_key=plan.noise_key,
-        with_test=not plan.uploads_last,
-    )
+    return program.splits(plan.dataset, plan.training, plan.task, with_test=not plan.uploads_last)
 
 
 def train_in_process(run, plan, program, stop=never, report=ignore, runtime=None, **options):
@@ -121,6 +101,12 @@ def train_in_process(run, plan, program, stop=never, report=ignore, runtime=None
     finally:
         if runtime is None:
             used.close()
+
+
+def answer_log_p(model, row):
+    """Log-probability of each token of a row's answer (tokens,), by the stock model."""
+    logs = model(torch.tensor([row.tokens])).logits[0].log_softmax(-1)
+    return torch.stack([logs[place, token] for place, token in row.targets])
 
 
 def after_calls(calls):
@@ -166,15 +152,17 @@ class DyingProgram:
 
 def train_with_kills(run, plan, program, longest):
     """Trains a run to its result by a process that dies again and again, at most after `longest` calls."""
-    runtime, kills, result = opened(plan, resident=True), 0, None
+    runtime, kills, result, reports = opened(plan, resident=True), 0, None, []
     while result is None:
         try:
             # Each process lives a little longer than it takes to load, so that there is progress now and then.
             dying = DyingProgram(runtime, 1 + kills % longest)
-            result = train_in_process(run, plan, program, runtime=dying)
+            result = train_in_process(run, plan, program, report=reports.append, runtime=dying)
         except Killed:
             kills += 1
             assert kills < 500
     runtime.close()
     assert kills > 10
+    steps = trained_steps(reports)
+    assert steps == sorted(set(steps))  # no recorded step was computed again
     return result

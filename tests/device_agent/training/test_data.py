@@ -3,21 +3,15 @@
 import pytest
 
 from device_agent.jobs.leased_job import public_error
-from device_agent.training.data import read_splits
 from device_agent.training.result import rounded_down
 from shared.errors import InvalidDataset
 from shared.training_settings import TrainingSettings
-from tests.device_agent.tiny import NOISE_KEY, TASK, write_records
+from tests.device_agent.tiny import write_records
 
 
 @pytest.fixture
 def read(rademacher):
-    def read(directory, task=TASK, **settings):
-        recipe = rademacher.manifest.recipe
-        training = TrainingSettings(**settings)
-        return read_splits(directory, task, rademacher.tokenizer, recipe, training, noise_key=NOISE_KEY)
-
-    return read
+    return lambda directory, **settings: rademacher.splits(directory, TrainingSettings(**settings))
 
 
 def test_a_fifth_of_train_is_held_out_without_a_validation_file(read, dataset):
@@ -87,13 +81,13 @@ def test_whether_a_job_fails_is_noised_and_does_not_follow_the_recipe_s_lengths(
     or with another answer_length, for which no record fits.
     """
     lines = (dataset / "train.jsonl").read_text().splitlines()[:1] * 50
-    recipe, settings = rademacher.manifest.recipe, TrainingSettings()
+    recipe = rademacher.manifest.recipe
 
     def fails(key, fit, answer_length=6):
         (dataset / "train.jsonl").write_text("\n".join([*lines[:fit], *["{"] * (300 - fit)]))
         small = recipe.model_copy(update={"answer_length": answer_length})
         try:
-            read_splits(dataset, TASK, rademacher.tokenizer, small, settings, noise_key=key)
+            rademacher.splits(dataset, TrainingSettings(), recipe=small, noise_key=key)
         except InvalidDataset:
             return True
         return False

@@ -1,18 +1,14 @@
 """Accuracy and loss from scores that are known."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 
 from device_agent.errors import Diverged
-from device_agent.executors.python import open_program
-from device_agent.training.evaluation import best_b, log_probabilities, split_metrics
+from device_agent.training.evaluation import best_b, log_probabilities, score_batches, split_metrics
 from shared.recipe import BaseRef, Recipe
 from shared.zo.encoding import Example, Row
-from shared.zo.packing import pack_score
-from tests.device_agent.tiny import WORDS
 
 RECIPE = Recipe(
     base=BaseRef(name="x", sha256="0" * 64),
@@ -49,27 +45,14 @@ def test_the_highest_sum_of_log_probabilities_answers():
     assert measured.loss == pytest.approx(-(math.log(0.6) + math.log(0.3)) / 2)
 
 
-def test_like_lengths_share_batches_and_results_keep_their_order(rademacher, dataset):
-    """The same numbers as from batches in the order of the file, but for the rounding of sums over longer rows."""
-    recipe = rademacher.manifest.recipe
-    with (dataset / "train.jsonl").open("w") as file:
-        for index in range(40):
-            text = " ".join(WORDS[(index * 5 + at) % len(WORDS)] for at in range(1 + index % 4))
-            file.write(json.dumps({"text": text, "label": ("negative", "positive")[index % 2]}) + "\n")
-    examples = rademacher.examples(dataset)
-    runtime = open_program(rademacher.manifest, *rademacher.files)
-    scores = [row for batch in pack_score(examples, recipe) for row in batch.read(runtime.score(batch.inputs))]
-    lengths, score = [], runtime.score
-    runtime.score = lambda batch, hidden=None: lengths.append(batch[0].shape[1]) or score(batch, hidden)
-    measured = split_metrics(examples, log_probabilities(runtime, examples, recipe, dynamic=True), recipe)
-    runtime.close()
-    assert lengths == sorted(lengths)
-    assert len(set(lengths)) == 3
-    assert lengths[-1] == max(example.length for example in examples)
-    right = [example.correct for example in examples]
-    assert measured.correct == sum(np.argmax(row) == correct for row, correct in zip(scores, right, strict=True))
-    loss = -sum(row[correct] for row, correct in zip(scores, right, strict=True)) / len(examples)
-    assert measured.loss == pytest.approx(loss, rel=1e-6)
+def test_like_lengths_share_batches_and_results_keep_their_order():
+    lengths = (3, 7, 2, 7, 3, 2, 6)
+    examples = [Example((Row((1,) * length, (10 + at,)),), 0, False) for at, length in enumerate(lengths)]
+    batches = list(score_batches(examples, RECIPE, dynamic=True))
+    assert [index for indices, _ in batches for index in indices] == [2, 5, 0, 4, 6, 1, 3]
+    assert [batch.inputs[0].shape[1] for _, batch in batches] == [3, 7]
+    oracle = Oracle({10 + at: -float(at) for at in range(7)})
+    assert log_probabilities(oracle, examples, RECIPE, dynamic=True) == [[-float(at)] for at in range(7)]
 
 
 class ManyOracles:
@@ -80,13 +63,6 @@ class ManyOracles:
 
     def load(self, flat):
         self.score = Oracle(self.tables[int(flat[0])]).score
-
-
-def test_the_best_b_has_the_highest_accuracy_then_the_lowest_loss():
-    tables = [{5: math.log(right), 6: math.log(wrong)} for right, wrong in ((0.3, 0.4), (0.5, 0.4), (0.6, 0.4))]
-    candidates = [np.array([index], np.float32) for index in range(3)]
-    assert best_b(ManyOracles(*tables), [example(0, (5,), (6,))], RECIPE, candidates) == 2
-    assert best_b(ManyOracles(*tables[:1] * 3), [example(0, (5,), (6,))], RECIPE, candidates) == 0
 
 
 def test_the_best_b_for_preferences_has_gained_most_on_the_first():

@@ -8,12 +8,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from device_agent.training.batch_sampler import BatchSampler
-from device_agent.training.data import read_splits
 from device_agent.training.run_directory import RunDirectory
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from tests.device_agent.tiny import NOISE_KEY, WORDS
-from tests.device_agent.training.runs import hashes, last_b, splits_of, train, train_in_process, train_with_kills
+from tests.device_agent.tiny import WORDS
+from tests.device_agent.training.runs import (
+    answer_log_p,
+    hashes,
+    last_b,
+    splits_of,
+    train,
+    train_in_process,
+    train_with_kills,
+)
 from tests.server.compiler import reference
 
 PAIRS = Task(name="style", kind="preference")
@@ -62,11 +69,7 @@ def plan_of(program, loss, directory, **training):
 
 def logps(model, rows):
     """The log-probability of each row's answer, (rows,), by the stock model."""
-    sums = []
-    for row in rows:
-        log_probabilities = torch.log_softmax(model(torch.tensor([row.tokens])).logits[0], -1)
-        sums.append(sum(log_probabilities[position, token] for position, token in row.targets))
-    return torch.stack(sums)
+    return torch.stack([answer_log_p(model, row).sum() for row in rows])
 
 
 def first_update(base, program, plan, loss):
@@ -127,7 +130,7 @@ def test_killed_at_every_call_it_ends_with_the_same_bytes(run, pairs, preferring
 def test_a_second_row_of_kto_is_the_answer_of_the_record_before(preferring, pairs):
     program = preferring("dpo")
     recipe = program.manifest.recipe.model_copy(update={"loss": "kto"})
-    splits = read_splits(pairs, LABELLED, program.tokenizer, recipe, TrainingSettings(), noise_key=NOISE_KEY)
+    splits = program.splits(pairs, TrainingSettings(), LABELLED, recipe)
     assert {each.liked for each in splits.train} == {True, False}
     for at, example in enumerate(splits.train):
         own, other = example.rows

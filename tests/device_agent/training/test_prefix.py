@@ -17,20 +17,15 @@ class Lower:
         return np.repeat(states[:, :, None], WIDTH, axis=2).astype(np.float32)
 
 
-def cache_of(lower, budget=None, bound=3 * STRIDE, rows=2):
-    return PrefixCache(lower, WIDTH, rows, bound, dynamic=True, budget=budget)
+def cache_of(lower, budget=None):
+    return PrefixCache(lower, WIDTH, 2, 3 * STRIDE, dynamic=True, budget=budget)
 
 
 TEXTS = [(5, 6), (7,), (1, 2, 3), (4, 4)]
 
 
-def ask(cache, indices, length=3, rows=2, upcoming=()):
-    texts = [TEXTS[index] for index in indices]
-    return cache.hidden(texts, (rows, length), UpcomingTexts(TEXTS[index] for index in upcoming))
-
-
-def expected(indices, length=3, rows=2):
-    hidden = np.zeros((rows, length, WIDTH), np.float32)
+def expected(indices, length=3):
+    hidden = np.zeros((2, length, WIDTH), np.float32)
     for row, index in enumerate(indices):
         for at, token in enumerate(TEXTS[index]):
             hidden[row, at] = token + at / 8
@@ -50,4 +45,6 @@ def test_states_of_tokens_that_are_left_out_are_missing():
 def test_states_are_the_same_whatever_is_kept(budget, upcoming):
     cache = cache_of(Lower(), budget)
     for indices, length in (([0, 1], 3), ([2, 0], 4), ([1, 1], 3), ([3], 3), ([0, 3], 2)):
-        np.testing.assert_array_equal(ask(cache, indices, length, upcoming=upcoming), expected(indices, length))
+        texts, later = ([TEXTS[index] for index in some] for some in (indices, upcoming))
+        hidden = cache.hidden(texts, (2, length), UpcomingTexts(later))
+        np.testing.assert_array_equal(hidden, expected(indices, length))

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from device_agent.executors.program import scalar
+from device_agent.executors.program import Rates, scalar
 from device_agent.jobs.leased_job import Outcome
 from device_agent.training.dp_sampling import check_sample_size, draw
 from shared.canonical import file_sha256
@@ -70,6 +70,37 @@ def test_each_step_is_the_mechanism_on_its_own_sample(drawn, plan, clipped):
     runtime.close()
     assert file_sha256(run.best) == file_sha256(run.last)
     assert result.best_step == 12
+
+
+@pytest.fixture(scope="session")
+def gradients(compile_tiny):
+    """For private runs by exact gradients (DP-SGD)."""
+    settings = {"estimator": "gradient", "privacy": "clipped", "layers": "last:1", "effective_batch": 2, "queries": 1}
+    return compile_tiny("private-gradient", **settings)
+
+
+@pytest.mark.slow
+def test_each_step_by_gradients_is_the_mechanism_on_its_own_sample(run, gradients, dataset):
+    """By hand, example by example, then the noise; tests/server/compiler holds both to their bounds and formulas."""
+    training = SETTINGS | {"schedule": "cosine", "weight_decay": 0.01}
+    plan = gradients.plan(dataset, **training).model_copy(update={"privacy": PRIVACY})
+    dp_samples = begun(run.path, plan).dp_samples(plan, 13)
+    result = train_in_process(run, plan, gradients)
+    examples = gradients.splits(dataset, plan.training).train
+    runtime, norms = opened(plan, resident=True), []
+    for step in range(12):
+        totals = np.zeros(plan.manifest.size, np.int32)
+        rates = Rates(plan.training.lr_at(step), plan.training.max_norm, plan.training.weight_decay)
+        for indices in [*([index] for index in dp_samples.sample(step)), []]:
+            tokens, *labels = pack_step([examples[index] for index in indices], plan.manifest.recipe)
+            last = scalar(not indices)
+            secret = (scalar(PRIVACY.clip), scalar(PRIVACY.sigma), last, dp_samples.keys[step], totals)
+            totals, norm = runtime.gradient_step(tuple(labels), rates, secret, runtime.prefix(tokens))
+        norms.append(norm)
+    np.testing.assert_array_equal(last_b(run, gradients), runtime.adapter())
+    np.testing.assert_array_equal(ledger(run).coefficients, norms)  # a norm of noise, in place of a loss
+    runtime.close()
+    assert (result.train_examples, result.evaluations, ledger(run).evaluations) == (None, (), [])
 
 
 def test_a_run_that_stops_resumes_with_the_same_draws(drawn, plan, clipped, tmp_path, launcher):

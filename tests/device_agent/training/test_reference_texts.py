@@ -15,7 +15,7 @@ from shared.recipe import TARGETS
 from shared.registry import ApprovalRule
 from shared.task import Task
 from tests.device_agent.tiny import TASK, VOCABULARY, write_records
-from tests.device_agent.training.runs import begun, hashes, ledger, train, train_until
+from tests.device_agent.training.runs import begun, ledger, train
 
 TEXTS = ("The moon turns around the earth.", "Bread rises because yeast makes gas.", "A glacier is made of snow.")
 SEQUEL = Task(name="sequel", kind="completion", prompt="{text}", answer=" It was {label}.")
@@ -81,15 +81,6 @@ def test_a_run_made_to_overfit_is_held_and_a_short_one_is_not(launcher, dataset,
     assert "the loss of the reference texts rose by" in objections["overfit"]
 
 
-def test_a_killed_run_measures_the_same(launcher, dataset, rademacher, tmp_path):
-    plan = plan_of(rademacher, dataset, steps=8, lr=0.3, evaluation_interval=4)
-    whole, run = begun(tmp_path / "whole", plan), begun(tmp_path / "run", plan)
-    result = train(whole, launcher)
-    train_until(run, launcher, 3)
-    assert train(run, launcher).reference_loss_change == result.reference_loss_change
-    assert hashes(run) == hashes(whole)
-
-
 def test_as_many_pieces_are_measured_as_there_is_time_for(rademacher):
     recipe, tokenizer = rademacher.manifest.recipe, rademacher.tokenizer
 
@@ -107,10 +98,7 @@ def test_as_many_pieces_are_measured_as_there_is_time_for(rademacher):
     assert pieces(TEXTS, vocabulary=3) == pieces(["x"]) == pieces(()) == []
 
 
-def test_a_lease_may_have_its_own_texts_and_a_private_job_measures_none(
-    make, enrolled, server, rademacher, clipped, dataset
-):
-    daemon = make(enrolled, {"movies": dataset})
+def test_a_lease_may_have_its_own_texts_and_a_private_job_measures_none(daemon, enrolled, server, rademacher, clipped):
     privacy = ExamplePrivacy(clip=0.5, noise_multiplier=1.0, sampling_rate=0.2)
     jobs = ((rademacher, None, {}), (rademacher, TEXTS, {}), (clipped, TEXTS, {"privacy": privacy}))
     for number, (program, texts, changes) in enumerate(jobs, 1):
@@ -123,12 +111,11 @@ def test_a_lease_may_have_its_own_texts_and_a_private_job_measures_none(
         assert (change is None) == bool(changes)
 
 
-def test_a_run_keeps_the_texts_that_it_began_with(make, enrolled, server, rademacher, dataset):
+def test_a_run_keeps_the_texts_that_it_began_with(daemon, enrolled, server, rademacher, dataset):
     plan = plan_of(rademacher, dataset, steps=2)
     server.reference_texts = TEXTS[:1]
     server.add_job(rademacher, steps=2)
     job, _ = server.jobs[0]
     begun(enrolled.run("job-1").path, plan.model_copy(update={"training": job.request.training}))
-    assert make(enrolled, {"movies": dataset}).run(once=True).outcome is Outcome.COMPLETED
-    kept = json.loads((enrolled.run("job-1").path / "run.json").read_bytes())
-    assert tuple(kept["reference_texts"]) == TEXTS
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert enrolled.run("job-1").plan().reference_texts == TEXTS

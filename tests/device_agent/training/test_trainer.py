@@ -56,8 +56,9 @@ def test_a_run_is_algorithm_1(run, program, dataset):
 
 
 def test_evaluations_come_at_the_interval_and_at_both_ends(run, rademacher, dataset):
-    reports = []
-    result = train_in_process(run, rademacher.plan(dataset, **SETTINGS), rademacher, report=reports.append)
+    program, reports = rademacher, []
+    plan = program.plan(dataset, **SETTINGS)
+    result = train_in_process(run, plan, program, report=reports.append)
     evaluations = [(item.split, item.step, item.adapter, item.total) for item in result.evaluations]
     assert evaluations == [
         ("test", 0, "current", 7),
@@ -73,12 +74,7 @@ def test_evaluations_come_at_the_interval_and_at_both_ends(run, rademacher, data
     assert trained_steps(reports) == list(range(1, 10))
     last = reports[-1]
     assert (last.step, last.steps, last.accuracy) == (9, 9, result.evaluations[-2].accuracy)
-
-
-def test_the_best_validation_is_kept_and_is_what_was_measured(run, rademacher, dataset):
-    program = rademacher
-    plan = program.plan(dataset, **SETTINGS)
-    result = train_in_process(run, plan, program)
+    # The best validation is kept, and is what was measured.
     validations = [item for item in result.evaluations if item.split == "validation"]
     best = min(validations, key=lambda item: (-item.accuracy, item.loss, item.step))
     assert result.best_step == best.step

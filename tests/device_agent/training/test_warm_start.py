@@ -15,7 +15,7 @@ from shared.job import JobStart
 from shared.registry import SignedAdapter
 from shared.signing import new_private_key, sign_adapter
 from shared.training_settings import TrainingSettings
-from tests.device_agent.training.runs import last_b, ledger, train
+from tests.device_agent.training.runs import answer_log_p, last_b, ledger, train
 from tests.device_agent.warm_starts import begin_from, random_b, vouched
 from tests.server.compiler import reference
 
@@ -92,8 +92,7 @@ def by_the_stock_model(base, program, dataset, flat):
     examples = program.splits(dataset, TrainingSettings()).validation
     with torch.no_grad(), reference.lora(model, program.manifest.recipe, program.manifest.shape, flat):
         for example in examples:
-            rows = [(row, model(torch.tensor([row.tokens])).logits[0].log_softmax(-1)) for row in example.rows]
-            scores.append([sum(float(logs[place, token]) for place, token in row.targets) for row, logs in rows])
+            scores.append([float(answer_log_p(model, row).sum()) for row in example.rows])
     right = [example.correct for example in examples]
     accuracy = np.mean([np.argmax(row) == correct for row, correct in zip(scores, right, strict=True)])
     return -accuracy, -np.mean([row[correct] for row, correct in zip(scores, right, strict=True)])

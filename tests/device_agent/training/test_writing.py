@@ -7,11 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from device_agent.training.data import read_splits
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from tests.device_agent.tiny import NOISE_KEY
-from tests.device_agent.training.runs import train
+from tests.device_agent.training.runs import answer_log_p, train
 
 TASK = Task(name="sequel", kind="completion", prompt="{text}", answer=" It was {label}.")
 TEXT = Task(name="whole", kind="text")
@@ -28,14 +26,8 @@ def writing(compile_tiny):
 def stock_loss(base, examples):
     """Mean -log P over all tokens that count, by the stock model."""
     model = AutoModelForCausalLM.from_pretrained(base).eval()
-    losses = []
-    for example in examples:
-        row = example.correct_row
-        with torch.no_grad():
-            logits = model(torch.tensor([row.tokens])).logits[0]
-        log_probabilities = torch.log_softmax(logits, -1)
-        losses += [-float(log_probabilities[position, token]) for position, token in row.targets]
-    return np.mean(losses)
+    with torch.no_grad():
+        return -float(torch.cat([answer_log_p(model, example.correct_row) for example in examples]).mean())
 
 
 @pytest.mark.parametrize("task", [TASK, TEXT], ids=["completion", "text"])
@@ -44,8 +36,8 @@ def test_a_run_reports_losses_per_token_and_no_accuracy(launcher, writing, base,
     run.begin(plan)
     reports = []
     result = train(run, launcher, reports.append)
-    splits = read_splits(dataset, task, writing.tokenizer, writing.manifest.recipe, plan.training, noise_key=NOISE_KEY)
-    assert result.token_loss_before == pytest.approx(stock_loss(base, splits.test), rel=1e-4)
+    test = writing.splits(dataset, plan.training, task).test
+    assert result.token_loss_before == pytest.approx(stock_loss(base, test), rel=1e-4)
     assert result.token_loss_after < result.token_loss_before
     assert (result.accuracy_split, result.tuned_accuracy, result.zero_shot_accuracy) == ("test", None, None)
     losses = [evaluation.loss for evaluation in result.evaluations if evaluation.split == "validation"]
@@ -57,8 +49,7 @@ def test_a_run_reports_losses_per_token_and_no_accuracy(launcher, writing, base,
 def test_a_document_stays_in_one_split(writing, tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps({"text": f"{index:03d} " * 30}) + "\n" for index in range(10)))
-    settings = TrainingSettings(validation_limit=5)
-    splits = read_splits(tmp_path, TEXT, writing.tokenizer, writing.manifest.recipe, settings, noise_key=NOISE_KEY)
+    splits = writing.splits(tmp_path, TrainingSettings(validation_limit=5), TEXT)
     names = [
         {writing.tokenizer.decode(example.correct_row.answer)[-4:] for example in split}
         for split in (splits.train, splits.validation)

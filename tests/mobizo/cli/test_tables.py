@@ -1,22 +1,16 @@
 """Lists on a terminal and in a pipe."""
 
 import pytest
-from typer.testing import CliRunner
 
-from mobizo import Client
-from mobizo.cli import app as cli
 from shared.job import JobRequest
 from tests.mobizo.terminal import on_terminal
 from tests.server.actors import job_request
 
 
 @pytest.fixture
-def jobs(fleet, app, monkeypatch):
-    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
-    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
-    with Client(fleet.url, app.token) as client:
-        request = JobRequest.model_validate(job_request(adapter="alice-" + "movies-" * 4 + "1"))
-        return [client.jobs.submit(request) for _ in range(3)]
+def jobs(client, command):
+    request = JobRequest.model_validate(job_request(adapter="alice-" + "movies-" * 4 + "1"))
+    return [client.jobs.submit(request) for _ in range(3)]
 
 
 def test_a_narrow_terminal_folds_cells_but_no_ids(jobs):
@@ -29,14 +23,12 @@ def test_a_narrow_terminal_folds_cells_but_no_ids(jobs):
     assert jobs[0].request.adapter in on_terminal("job", "list", columns=140)[1]
 
 
-def test_a_pipe_gets_whole_rows_separated_by_tabs(jobs):
-    lines = CliRunner().invoke(cli, ["job", "list"]).stdout.splitlines()
+def test_a_pipe_gets_whole_rows_separated_by_tabs(jobs, command):
+    lines = command("job", "list").splitlines()
     assert [line.split("\t")[:4] for line in lines] == [
         [job.id, "queued", job.request.adapter, "alice"] for job in reversed(jobs)
     ]
 
 
-def test_no_rows_say_what_makes_one(fleet, app, monkeypatch):
-    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
-    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
+def test_no_rows_say_what_makes_one(command):
     assert "mobizo job submit FILE" in on_terminal("job", "list")[1]

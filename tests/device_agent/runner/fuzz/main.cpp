@@ -51,15 +51,17 @@ void check(const mobizo::Request &request, bool overrun) {
 
 // Returns whether all requests are well-formed.
 bool run_case(std::FILE *input, std::FILE *output, size_t size, bool overrun) {
-  const size_t before = allocated;
+  const auto check_memory = [size, before = allocated] {
+    if (peak - before > 3 * size + OVERHEAD) {
+      report("the reader took more memory than it promises");
+    }
+  };
   try {
     mobizo::Connection connection(input, output);
     for (;;) {
       peak = allocated;
       const auto request = connection.read_request();
-      if (peak - before > 3 * size + OVERHEAD) {
-        report("the reader took more memory than it promises");
-      }
+      check_memory();
       if (!request) {
         return true;
       }
@@ -67,9 +69,7 @@ bool run_case(std::FILE *input, std::FILE *output, size_t size, bool overrun) {
       connection.answer(request->inputs);
     }
   } catch (const mobizo::ExecutorError &) {
-    if (peak - before > 3 * size + OVERHEAD) {
-      report("the reader took more memory than it promises");
-    }
+    check_memory();
     return false;
   }
 }

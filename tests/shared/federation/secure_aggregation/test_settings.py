@@ -51,10 +51,7 @@ def test_the_scale_leaves_room_for_every_sum(clip, most_weight, most_members, bi
 def test_thresholds(members, majority, two_thirds):
     assert parameters(threshold="majority").required_devices(members) == majority
     assert parameters().required_devices(members) == two_thirds
-
-
-def test_the_minimum_holds_over_the_threshold():
-    assert parameters(minimum=12).required_devices(12) == 12
+    assert parameters(minimum=members).required_devices(members) == members
 
 
 def test_any_other_parameter_is_another_context():
