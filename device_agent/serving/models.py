@@ -178,7 +178,7 @@ class DeviceAnswers:
         sampler = Sampler(options.temperature, options.top_p, options.seed, constraint=constraint)
         text = GrowingText(index, model.tokenizer, prompt, options)
         finish: Finish = "length"
-        for token in model.inference.sample(prompt, max_tokens, sampler, options.likeliest):
+        for token in model.inference.generate(prompt, max_tokens, sampler, options.likeliest):
             if token.token in special:
                 finish = "stop"
                 break

@@ -115,4 +115,4 @@ def test_the_owner_reads_that_a_task_takes_disliked_answers():
     assert "it also reads answers that people disliked" in text
     assert "disliked  '{rejected}'" in text
     labelled = "\n".join(task_lines(Task(name="thumbs", kind="preference", answer="{completion}")))
-    assert 'disliked  the same text where "label" is false' in labelled
+    assert "disliked  the same text where 'label' is false" in labelled
