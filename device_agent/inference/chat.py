@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from device_agent.inference.personal_model import PersonalModel
 from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest
-from shared.generated_text import GeneratedToken
 from shared.sampling import Sampler
 from shared.text_stream import TextStream
 from shared.zo.encoding import token_ids
@@ -51,26 +50,23 @@ class Chat:
             raise BadRequest(
                 f"the text has {len(tokens)} tokens; text and answer share {self.model.context}: shorten the text"
             )
-        generated = self.model.inference.generate(
-            tokens, max_tokens, Sampler(self.temperature, 1.0, self.seed + self._answers)
-        )
+        sampler = Sampler(self.temperature, 1.0, self.seed + self._answers)
+        generated = (each.token for each in self.model.inference.generate(tokens, max_tokens, sampler))
         self._answers += 1
         self.prompt = text if self.template is None else self._messages(text)
         limit = "the context is full" if max_tokens < self.max_tokens else f"{max_tokens} tokens"
         return self._stream(text, tokens, generated, limit)
 
-    def _stream(
-        self, text: str, tokens: list[int], generated: Iterator[GeneratedToken], limit: str
-    ) -> Generator[str, None, None]:
+    def _stream(self, text: str, tokens: list[int], generated: Iterator[int], limit: str) -> Generator[str, None, None]:
         stream, answer = TextStream(self.model.tokenizer, tokens), ""
         special = ends(self.model)
         self.ended = "stopped"
         try:
-            for each in generated:
-                if each.token in special:
+            for token in generated:
+                if token in special:
                     self.ended = "the answer is complete"
                     break
-                if piece := stream.push(each.token):
+                if piece := stream.push(token):
                     answer += piece
                     yield piece
             else:
