@@ -105,7 +105,6 @@ class Display:
         self._status = previous.model_copy(update={"unknown": ()})
         self._phase: str | None = None
         self._logged_at = self._written_at = 0.0
-        self._full = False
 
     def __enter__(self) -> Display:
         self._write(self._without_job("idle"))
@@ -174,17 +173,11 @@ class Display:
     def _write(self, status: DaemonStatus) -> None:
         self._status = DaemonStatus.model_validate(status.model_dump())
         self._written_at = time.monotonic()
-        try:
+        # A full disk must not end a job because of status.json.
+        with suppress(OSError):
             # Atomically, but not synced: it is obsolete after a power cut.
             content = self._status.model_dump_json(indent=1).encode()
             write_pieces(self._home.path / "status.json", (content,), synced=False)
-        except OSError as error:
-            # A full disk must not end a job because of status.json.
-            if not self._full:
-                _log.warning("status.json cannot be written", detail=str(error))
-            self._full = True
-        else:
-            self._full = False
 
 
 class Watchdog:
