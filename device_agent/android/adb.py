@@ -1,13 +1,10 @@
 """Runs the `adb` binary: devices, shell and push, with an exception for each kind of failure.
 
-Unavailable
-|- AdbMissing               adb is not installed on this machine
+Unavailable                 adb is not installed on this machine
 |- PhoneUnreachable         the link is down; the run resumes once a phone is reachable
 |- PhoneUnsuitable          the phone's system cannot start the runner
-`- DoesNotFit
-   `- PhoneFull             too little storage on the phone
-RuntimeFailed
-`- PhoneRefused             the phone refused a command
+`- DoesNotFit               too little storage on the phone
+RuntimeFailed               the phone refused a command
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.errors import DoesNotFit, RuntimeFailed, Stopped
@@ -32,15 +28,12 @@ POLL_SECONDS = 0.1
 NO_PHONE = "adb sees no phone: connect one with USB debugging enabled, and check `adb devices`"
 UNAUTHORIZED = "the phone does not trust this machine yet: unlock it and accept the USB debugging prompt"
 OFFLINE = "adb sees the phone but gets no response: reconnect its cable, or run `adb reconnect offline`"
-SDK_VARIABLES = ("ANDROID_HOME", "ANDROID_SDK_ROOT")
+ADB_MISSING = "adb is not installed on this machine: install it (Debian, Ubuntu: `apt install adb`) or set ANDROID_HOME"
+PHONE_FULL = "the phone is out of storage; free some storage on it"
 
 # The serial number of a phone on the network; a restarted adb server must connect to it again.
 _NETWORK_SERIAL = re.compile(r"^\S+:\d+$")
 _NO_ROOM = "No space left on device"
-
-
-class AdbMissing(Unavailable, title="adb missing"):
-    """adb is not installed on this machine: install it (Debian, Ubuntu: `apt install adb`) or set ANDROID_HOME."""
 
 
 class PhoneUnreachable(Unavailable, code="phone-away"):
@@ -51,25 +44,8 @@ class PhoneUnsuitable(Unavailable):
     """The phone's system cannot start the runner; use another phone."""
 
 
-class PhoneFull(DoesNotFit):
-    """The phone is out of storage; free some storage on it."""
-
-
-class PhoneRefused(RuntimeFailed):
-    """The phone refused a command."""
-
-
-@dataclass(frozen=True)
-class ShellResult:
-    """A finished command on the phone: exit status, standard output and standard error."""
-
-    status: int
-    out: bytes
-    err: str
-
-
 class Adb:
-    """One phone behind adb, located again after each failure. Every call may raise AdbMissing or PhoneUnreachable."""
+    """One phone behind adb, located again after each failure. Every call may raise Unavailable."""
 
     def __init__(self, serial: str | None = None, command: Path | None = None) -> None:
         """serial: None if only one phone is connected. command: the adb binary; default: from PATH, then the
@@ -86,17 +62,15 @@ class Adb:
         return Adb(self.serial, self._command)
 
     def program(self) -> Path:
-        """Returns the adb binary. Raises AdbMissing."""
+        """Returns the adb binary. Raises Unavailable."""
         if self._command is not None:
             if not self._command.is_file():
-                raise AdbMissing(f"adb is not at {self._command}")
+                raise Unavailable(f"adb is not at {self._command}")
             return self._command
-        homes = (os.environ[name] for name in SDK_VARIABLES if os.environ.get(name))
-        program = shutil.which("adb") or next(
-            (path for home in homes if (path := shutil.which("adb", path=str(Path(home) / "platform-tools")))), None
-        )
-        if program is None:
-            raise AdbMissing
+        home = os.environ.get("ANDROID_HOME")
+        program = shutil.which("adb") or (home and shutil.which("adb", path=f"{home}/platform-tools"))
+        if not program:
+            raise Unavailable(ADB_MISSING)
         return Path(program)
 
     def devices(self) -> dict[str, str]:
@@ -113,7 +87,7 @@ class Adb:
             self._device = self._last = self._find()
         return self._device
 
-    def shell(self, script: str, seconds: float = SHELL_SECONDS) -> ShellResult:
+    def shell(self, script: str, seconds: float = SHELL_SECONDS) -> subprocess.CompletedProcess[bytes]:
         """Runs a script in the phone's shell, whatever its exit status.
 
         After PhoneUnreachable it is unknown how far the script came.
@@ -125,20 +99,20 @@ class Adb:
         out, _, status = result.stdout.rpartition(f"\n{mark} ".encode())
         if not status.isdigit():
             raise self.lost(_text(result.stderr))
-        return ShellResult(int(status), out, _text(result.stderr))
+        return subprocess.CompletedProcess(script, int(status), out, result.stderr)
 
     def run(self, script: str, seconds: float = SHELL_SECONDS) -> str:
-        """Returns the standard output of a script. Raises PhoneFull or PhoneRefused if it fails."""
+        """Returns the standard output of a script. Raises DoesNotFit or RuntimeFailed if it fails."""
         result = self.shell(script, seconds)
-        if result.status != 0:
-            output = (result.err or _text(result.out)).strip()[-300:]
+        if result.returncode != 0:
+            output = _text(result.stderr or result.stdout).strip()[-300:]
             if _NO_ROOM in output:
-                raise PhoneFull(f"{PhoneFull.__doc__} ({output})")
-            raise PhoneRefused(f"the phone refused a command with status {result.status}: {output}")
-        return _text(result.out)
+                raise DoesNotFit(f"{PHONE_FULL} ({output})")
+            raise RuntimeFailed(f"the phone refused a command with status {result.returncode}: {output}")
+        return _text(result.stdout)
 
     def push(self, local: Path, remote: str) -> None:
-        """Copies a file to the phone, not atomically. Raises PhoneFull or PhoneRefused."""
+        """Copies a file to the phone, not atomically. Raises DoesNotFit or RuntimeFailed."""
         seconds = SHELL_SECONDS + local.stat().st_size / MIN_BYTES_PER_SECOND
         result = self._call(("-s", self.device(), "push", str(local), remote), seconds)
         output = _text(result.stderr) + _text(result.stdout)
@@ -146,8 +120,8 @@ class Adb:
         refusal = re.search(r"^adb: error: (.*remote .*)$", output, re.MULTILINE)
         if refusal is not None:
             if _NO_ROOM in output:
-                raise PhoneFull
-            raise PhoneRefused(f"the phone refused: {refusal[1]}")
+                raise DoesNotFit(PHONE_FULL)
+            raise RuntimeFailed(f"the phone refused: {refusal[1]}")
         if result.returncode != 0:
             raise self.lost(_text(result.stderr))
 

@@ -12,7 +12,8 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
-from device_agent.android.adb import Adb, PhoneFull, PhoneRefused, PhoneUnreachable, PhoneUnsuitable
+from device_agent.android.adb import Adb, PhoneUnreachable, PhoneUnsuitable
+from device_agent.errors import DoesNotFit, RuntimeFailed
 from shared.canonical import file_sha256
 from shared.errors import Unavailable, Untrusted
 
@@ -39,32 +40,32 @@ class Phone:
         return f"{ROOT}/files/{sha256}"
 
     def open(self) -> None:
-        """Creates the directories. Raises PhoneFull or PhoneRefused."""
+        """Creates the directories. Raises DoesNotFit or RuntimeFailed."""
         subdirectories = "mkdir -p files runner incoming"
         self.adb.run(f"umask 077; mkdir -p {ROOT} && cd {ROOT} && chmod 700 . && {subdirectories}")
 
     def keep(self, local: Path, sha256: str) -> str:
         """Returns the phone's path of `local`'s content, pushing it if necessary.
 
-        Raises PhoneFull, PhoneRefused, or Untrusted if `local` has another hash.
+        Raises DoesNotFit, RuntimeFailed, or Untrusted if `local` has another hash.
         """
         remote, size = self.file(sha256), local.stat().st_size
         # Keep mtime: the runner matches packed weights by it.
         used = f"touch -ca {remote} {remote}.packed {remote}.packed.index"
-        if self.adb.shell(f"{used}; stat -c %s {remote}").out.strip() != str(size).encode():
+        if self.adb.shell(f"{used}; stat -c %s {remote}").stdout.strip() != str(size).encode():
             self.put(local, sha256, remote)
         return remote
 
     def install_runner(self, directory: Path) -> str:
         """Returns the phone's directory of a runner, pushing it if necessary and checking that it starts.
 
-        Raises PhoneFull, PhoneRefused, Untrusted, or PhoneUnsuitable.
+        Raises DoesNotFit, RuntimeFailed, Untrusted, or PhoneUnsuitable.
         """
         paths = sorted(path for path in directory.rglob("*") if path.is_file())
         files = {path.relative_to(directory).as_posix(): file_sha256(path) for path in paths}
         listing = "".join(f"{sha256}  {name}\n" for name, sha256 in files.items())
         remote = f"{ROOT}/runner/{hashlib.sha256(listing.encode()).hexdigest()}"
-        if self.adb.shell(f"touch -c {remote}; test -d {remote}").status == 0:
+        if self.adb.shell(f"touch -c {remote}; test -d {remote}").returncode == 0:
             return remote
         staging = f"{ROOT}/incoming/runner"
         folders = {str(Path(name).parent) for name in files}
@@ -91,7 +92,7 @@ class Phone:
                     raise Untrusted(f"{local} has changed; remove it, so that it is downloaded again")
                 raise PhoneUnreachable(f"{local.name} was damaged on the way to the phone; check the cable")
             self.adb.run(f"chmod 600 {staging} && sync && mv {staging} {remote}", HASH_SECONDS)
-        except PhoneFull:
+        except DoesNotFit:
             self.adb.shell(f"rm -f {staging}")
             raise
 
@@ -119,7 +120,7 @@ class Phone:
     def _check_space(self, size: int) -> None:
         blocks, block = (int(word) for word in self.adb.run(f"stat -f -c '%a %S' {ROOT}").split())
         if size + SPARE_BYTES > blocks * block:
-            raise PhoneFull(
+            raise DoesNotFit(
                 f"the phone has {blocks * block >> 20} MB free and {size + SPARE_BYTES >> 20} MB are needed; "
                 "free some storage on it"
             )
@@ -127,15 +128,16 @@ class Phone:
     def _check_executes(self, probe: str) -> None:
         # A file without a first line that names a shell: the shell that starts it runs it itself, if it may.
         result = self.adb.shell(f"echo : >{probe} && chmod 700 {probe} && {probe}; s=$?; rm -f {probe}; exit $s")
-        if result.status in EXEC_FAILED:
-            raise PhoneUnsuitable(f"{NO_EXECUTION} ({result.err.strip()[-200:]})")
+        if result.returncode in EXEC_FAILED:
+            raise start_failure(result.stderr.decode(errors="replace"))
 
     def _check_starts(self, directory: str) -> None:
         result = self.adb.shell(f"cd {directory} && LD_LIBRARY_PATH=lib ./{RUNNER} version")
-        if result.status in EXEC_FAILED:
-            raise start_failure(result.err)
-        if result.status != 0:
-            raise PhoneRefused(f"the runner does not start on this phone: {result.err.strip()[-300:]}")
+        message = result.stderr.decode(errors="replace").strip()
+        if result.returncode in EXEC_FAILED:
+            raise start_failure(message)
+        if result.returncode != 0:
+            raise RuntimeFailed(f"the runner does not start on this phone: {message[-300:]}")
 
 
 def start_failure(output: str) -> Unavailable:

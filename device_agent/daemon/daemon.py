@@ -266,8 +266,8 @@ class Daemon:
             _log.warning("the round could not be logged", detail=describe_error(error))
 
     def _show(self, progress: Progress) -> None:
-        self._display.progress(progress)
-        self._watchdog.show(progress)
+        if self._display.progress(progress):
+            self._watchdog.feed(progress.line())
 
     def _download_missing(self, client: DeviceClient) -> None:
         """Downloads the missing files of stored adapters once the rules allow it. Other failures are only logged."""
@@ -288,11 +288,11 @@ class Daemon:
 
     def _check_download(self, _arrived: int, _size: int) -> None:
         """Raises PolicyForbids if the daemon was asked to stop or the rules no longer allow downloads."""
-        self._watchdog.feed()
         if self._stopping.is_set():
             raise PolicyForbids("the agent stops")
         if time.monotonic() - self._checked_at >= CHECK_SECONDS:
             self._checked_at = time.monotonic()
+            self._watchdog.feed()
             decision = self._evaluator.download(self._evaluator.rules)
             if decision.action == "wait":
                 raise PolicyForbids(decision.local_why)

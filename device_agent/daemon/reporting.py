@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -26,8 +26,7 @@ from shared.job import Progress, RoundRef
 
 FILE_BYTES = 2 << 20  # of each of the two
 LOG_SECONDS = 10.0  # between log lines of one phase
-STATUS_SECONDS = 0.5  # between writes of status.json in one phase
-FEED_SECONDS = 5.0  # minimum interval between reports of one phase
+STATUS_SECONDS = 0.5  # between reports of one phase in status.json and to systemd
 _log = structlog.get_logger()
 
 
@@ -68,15 +67,11 @@ def tail(path: Path, lines: int) -> list[str]:
 
 
 def readable(line: str) -> str:
-    """Formats one log line for people: time, level, event, then name=value pairs."""
+    """Formats one log line for people, as the daemon prints it on standard error."""
     try:
-        record = json.loads(line)
-        timestamp, level, event = record.pop("timestamp"), record.pop("level"), record.pop("event")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return structlog.dev.ConsoleRenderer(colors=False)(None, "", json.loads(line))
+    except (ValueError, TypeError, AttributeError):
         return line
-    trace = record.pop("exception", None)
-    parts = [timestamp, f"{level:7}", event, *(f"{name}={value}" for name, value in sorted(record.items()))]
-    return " ".join(parts) + (f"\n{trace}" if trace else "")
 
 
 def configure_logs(json_lines: bool, *files: structlog.typing.Processor) -> None:
@@ -110,7 +105,6 @@ class Display:
         self._status = previous.model_copy(update={"unknown": ()})
         self._phase: str | None = None
         self._logged_at = self._written_at = 0.0
-        self._full = False
 
     def __enter__(self) -> Display:
         self._write(self._without_job("idle"))
@@ -149,15 +143,17 @@ class Display:
         busy = {"state": "busy", "job_id": job_id, "adapter": adapter, "round": of, "why": None}
         self._write(self._status.model_copy(update=busy))
 
-    def progress(self, progress: Progress) -> None:
-        """The job has made progress."""
+    def progress(self, progress: Progress) -> bool:
+        """The job has made progress. Returns whether it was reported: a new phase at once, others at intervals."""
         now = time.monotonic()
         if progress.phase != self._phase or now - self._logged_at >= LOG_SECONDS:
             _log.info("progress", **progress.model_dump(exclude_none=True))
             self._logged_at = now
-        if progress.phase != self._phase or now - self._written_at >= STATUS_SECONDS:
+        report = progress.phase != self._phase or now - self._written_at >= STATUS_SECONDS
+        if report:
             self._write(self._status.model_copy(update={"progress": progress}))
         self._phase = progress.phase
+        return report
 
     def end(self, outcome: str, detail: str | None) -> None:
         """The current job has ended."""
@@ -177,30 +173,19 @@ class Display:
     def _write(self, status: DaemonStatus) -> None:
         self._status = DaemonStatus.model_validate(status.model_dump())
         self._written_at = time.monotonic()
-        try:
+        # A full disk must not end a job because of status.json.
+        with suppress(OSError):
             # Atomically, but not synced: it is obsolete after a power cut.
             content = self._status.model_dump_json(indent=1).encode()
             write_pieces(self._home.path / "status.json", (content,), synced=False)
-        except OSError as error:
-            # A full disk must not end a job because of status.json.
-            if not self._full:
-                _log.warning("status.json cannot be written", detail=str(error))
-            self._full = True
-        else:
-            self._full = False
 
 
 class Watchdog:
     """Feeds systemd's watchdog on progress."""
 
-    def __init__(
-        self, environment: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """environment: names systemd's socket. clock: seconds."""
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        """environment: names systemd's socket."""
         self._address = environment.get("NOTIFY_SOCKET", "")
-        self._clock = clock
-        self._fed_at = clock() - FEED_SECONDS
-        self._phase: str | None = None
 
     def notify(self, text: str) -> None:
         """Sends a message to systemd, such as READY=1 or STOPPING=1; see sd_notify(3)."""
@@ -213,16 +198,6 @@ class Watchdog:
             with suppress(OSError):
                 messenger.sendto(text.encode(), address)
 
-    def show(self, progress: Progress) -> None:
-        """Feeds the watchdog and reports progress as the unit's status, a new phase at once."""
-        self.feed(progress.line(), at_once=progress.phase != self._phase)
-        self._phase = progress.phase
-
-    def feed(self, status: str = "idle", *, at_once: bool = False) -> None:
-        """Feeds the watchdog: once per iteration of the main loop, and on progress. status: of the unit. at_once: even
-        if the last time was less than FEED_SECONDS ago.
-        """
-        now = self._clock()
-        if at_once or now - self._fed_at >= FEED_SECONDS:
-            self._fed_at = now
-            self.notify(f"WATCHDOG=1\nSTATUS={status}")
+    def feed(self, status: str = "idle") -> None:
+        """Feeds the watchdog: once per iteration of the main loop, and on progress. status: of the unit."""
+        self.notify(f"WATCHDOG=1\nSTATUS={status}")

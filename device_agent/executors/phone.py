@@ -41,8 +41,7 @@ class PhoneLauncher(Launcher):
     ) -> list[str]:
         """Pushes the files that the phone lacks; returns the command that starts the runner there.
 
-        Raises also AdbMissing, PhoneUnreachable, PhoneUnsuitable, PhoneFull, PhoneRefused, and Untrusted if the weights
-        have changed.
+        Raises also RuntimeFailed, PhoneUnreachable, PhoneUnsuitable, and Untrusted if the weights have changed.
         """
         # `program` is the program or the inference file of the manifest.
         phone, hashes = self.phone, (file_sha256(program), manifest.file("weights").sha256)

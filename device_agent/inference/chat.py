@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from device_agent.inference.personal_model import PersonalModel
 from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest
+from shared.sampling import Sampler
 from shared.text_stream import TextStream
 from shared.zo.encoding import token_ids
 
@@ -20,7 +21,7 @@ from shared.zo.encoding import token_ids
 class Chat:
     """One conversation. template: None continues each text by itself. max_tokens: maximum tokens per answer.
 
-    temperature, seed: as in `InferenceSession.generate`.
+    temperature, seed: as in `Sampler`.
     """
 
     model: PersonalModel
@@ -49,9 +50,8 @@ class Chat:
             raise BadRequest(
                 f"the text has {len(tokens)} tokens; text and answer share {self.model.context}: shorten the text"
             )
-        generated = self.model.inference.generate(
-            tokens, max_tokens, temperature=self.temperature, seed=self.seed + self._answers
-        )
+        sampler = Sampler(self.temperature, 1.0, self.seed + self._answers)
+        generated = (each.token for each in self.model.inference.generate(tokens, max_tokens, sampler))
         self._answers += 1
         self.prompt = text if self.template is None else self._messages(text)
         limit = "the context is full" if max_tokens < self.max_tokens else f"{max_tokens} tokens"

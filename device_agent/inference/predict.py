@@ -10,21 +10,10 @@ import numpy as np
 
 from device_agent.inference.personal_model import PersonalModel
 from shared.errors import BadRequest
+from shared.scoring import AnswerScore
 from shared.task import Task, record_fields
 from shared.task_records import read_question
 from shared.zo.encoding import Row, encode_question, read_object
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One possible answer. probability: among the candidates; log_probability: of its text after the prompt, nats, by
-    the recipe's loss.
-    """
-
-    text: str
-    label: str
-    probability: float
-    log_probability: float
 
 
 @dataclass(frozen=True)
@@ -33,7 +22,7 @@ class Prediction:
     in training.
     """
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[AnswerScore, ...]
     truncated: bool
 
 
@@ -52,8 +41,16 @@ def predict(model: PersonalModel, record: Mapping[str, Any], location: str) -> P
     shares = np.exp(np.array(scores) - max(scores))
     shares /= shares.sum()
     candidates = tuple(
-        Candidate(choice.answer, answer.labels[0], float(share), score)
-        for choice, answer, share, score in zip(question.choices, task.answers, shares, scores, strict=True)
+        AnswerScore(
+            text=choice.answer,
+            label=answer.labels[0],
+            tokens=len(row.answer),
+            log_probability=score,
+            probability=float(share),
+        )
+        for choice, answer, row, share, score in zip(
+            question.choices, task.answers, example.rows, shares, scores, strict=True
+        )
     )
     return Prediction(candidates, example.truncated)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,7 @@ def _parts(example: Example, document: bool) -> Prompt:
 def continue_text(model: PersonalModel, prompt: list[int], max_tokens: int) -> str:
     """Returns up to `max_tokens` tokens after a prompt, as text, without the token that ends it."""
     limit = min(max_tokens, model.context - len(prompt) + 1)
-    tokens, end_tokens = [], ends(model)
-    for token in model.inference.generate(prompt, limit):
-        if token in end_tokens:
-            break
-        tokens.append(token)
-    text: str = model.tokenizer.decode(tokens)
+    end_tokens = ends(model)
+    generated = (each.token for each in model.inference.generate(prompt, limit))
+    text: str = model.tokenizer.decode(list(takewhile(lambda token: token not in end_tokens, generated)))
     return text

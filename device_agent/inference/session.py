@@ -86,25 +86,15 @@ class InferenceSession(LoadedProgram):
         return plan.scores(log_probabilities)
 
     def generate(
-        self, tokens: Sequence[int], max_tokens: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> Iterator[int]:
+        self, tokens: Sequence[int], max_tokens: int, sampler: Sampler | None = None, likeliest: int | None = None
+    ) -> Iterator[GeneratedToken]:
         """Yields up to `max_tokens` tokens that follow `tokens`.
 
-        temperature: divides the logits before sampling with `seed`; 0 selects the most likely token. Raises BadRequest
+        sampler: default: the most likely token. likeliest: as in `shared.sampling.generated_token`. Raises BadRequest
         if the text exceeds the context, or during generation if another call has started another text.
         """
-        if max_tokens < 1 or not 0 <= temperature < np.inf:
-            raise BadRequest(
-                f"cannot generate {max_tokens} tokens at temperature {temperature}; the minimums are 1 and 0"
-            )
-        return (each.token for each in self.sample(tokens, max_tokens, Sampler(temperature, 1.0, seed)))
-
-    def sample(
-        self, tokens: Sequence[int], max_tokens: int, sampler: Sampler, likeliest: int | None = None
-    ) -> Iterator[GeneratedToken]:
-        """Like `generate`, with any sampler; likeliest: as in `shared.sampling.generated_token`."""
         self._check(tokens, max_tokens)
-        return self._generate(list(tokens), max_tokens, sampler, likeliest)
+        return self._generate(list(tokens), max_tokens, sampler or Sampler(0.0, 1.0, 0), likeliest)
 
     def _generate(
         self, tokens: list[int], max_tokens: int, sampler: Sampler, likeliest: int | None

@@ -18,7 +18,7 @@ from device_agent.durable import read_document, write_document
 from device_agent.memory import spare_bytes
 from device_agent.policy.rules import Decision, decide, decide_transfer
 from device_agent.policy.sensors import Readings, Sensors, local_now
-from shared.capabilities import MAX_COHORTS, Cohorts
+from shared.capabilities import Cohorts
 from shared.errors import BadRequest
 from shared.federation.secure_aggregation.settings import MAX_MEMBERS
 from shared.invalid_fields import first_invalid
@@ -26,23 +26,6 @@ from shared.privacy import DELTA
 from shared.rules import Rules
 from shared.strict_model import StrictModel
 
-# Valid values of each key, for error messages.
-VALID = {
-    "charging": "true or false",
-    "battery_floor": "a percentage from 0 to 100",
-    "temperature_ceiling": "degrees Celsius above 0 and up to 150",
-    "memory_floor_bytes": "a number of bytes, such as 1_000_000_000",
-    "idle": "true or false",
-    "hours": 'up to 24 spans such as { start = "22:00", end = "06:00" }, local time without a zone',
-    "metered": "true or false",
-    "daily_minutes": "minutes from 0 to 1440",
-    # Keys for the owner only, which jobs cannot set.
-    "trajectory": "true or false",
-    "cohorts": f"true, false or a list of up to {MAX_COHORTS} cohorts' names",
-    "masked_among": f"a number of devices, 3 to {MAX_MEMBERS}, or 0",
-    "privacy_limit": "an epsilon from 0 to 1000, or a table of them such as { reviews = 3, tickets = 8 }",
-    "privacy_delta": "a number between 0 and 1, such as 1e-5",
-}
 Epsilon = Annotated[FiniteFloat, Field(strict=True, ge=0, le=1e3)]
 _log = structlog.get_logger()
 KEPT_DAYS = 14
@@ -76,7 +59,7 @@ class OwnerConsent(StrictModel):
 def load_rules(path: Path) -> tuple[Rules, OwnerConsent]:
     """Returns the owner's rules and consents in the file; those of a device without any if it does not exist.
 
-    Raises BadRequest that names the key and its valid values.
+    Raises BadRequest that names the key and what is wrong with its value.
     """
     try:
         document = tomllib.loads(path.read_text("utf-8-sig")) if path.exists() else {}
@@ -84,15 +67,17 @@ def load_rules(path: Path) -> tuple[Rules, OwnerConsent]:
         raise BadRequest(f"{path} cannot be read ({error})") from error
     except tomllib.TOMLDecodeError as error:
         raise BadRequest(f"{path} is not valid TOML: {error}") from error
+    fields = Rules.model_fields | OwnerConsent.model_fields
     for key in document:
-        if key not in VALID:
-            raise BadRequest(f"{path}: {key!r} is not a rule; the rules are {', '.join(VALID)}")
+        if key not in fields:
+            raise BadRequest(f"{path}: {key!r} is not a rule; the rules are {', '.join(fields)}")
     consents = {key: document.pop(key) for key in OwnerConsent.model_fields if key in document}
     try:
         return Rules.model_validate(document), OwnerConsent.model_validate(consents)
     except ValidationError as error:
-        key = str(first_invalid(error).location[0])
-        raise BadRequest(f"{path}: {key} must be {VALID[key]}") from error
+        invalid = first_invalid(error)
+        meaning = fields[str(invalid.location[0])].description
+        raise BadRequest(f"{path}: {invalid} ({meaning}); docs/policy.md describes the rules") from error
 
 
 class PolicyEvaluator:

@@ -17,8 +17,6 @@ BATTERY_EASE = 5.0  # percent above the floor before training begins again
 TEMPERATURE_EASE = 5.0  # degrees Celsius below the ceiling before training begins again
 MEMORY_EASE = 0.1  # share of the floor, above it, before training begins again
 IDLE_SECONDS = 120.0  # without input until a device counts as idle
-MAX_NAME = 40  # characters of a sensor's name
-MAX_SPANS = 3  # spans of hours in a message
 MAX_WHY = 500  # characters of all reasons, which a heartbeat takes
 WARM_MARGIN = 8.0  # degrees Celsius under the ceiling from which training pauses between steps
 MAX_REST = 8.0  # seconds of pause for each second of work
@@ -91,10 +89,10 @@ def decide(
     ]
     if stops:
         end_times = [stop.until for stop in stops]
-        stopped = tuple(stop.rule for stop in stops)
+        stopped = tuple(rule for stop in stops for rule in stop.held)
         return Decision(
             action="wait",
-            why="; ".join(stop.why for stop in stops)[:MAX_WHY],
+            why="; ".join(stop.why or "" for stop in stops)[:MAX_WHY],
             measured=", ".join(stop.measured for stop in stops if stop.measured) or None,
             until=max(until for until in end_times if until is not None) if None not in end_times else None,
             held=stopped + tuple(rule for rule in lost if rule in held_before and rule not in stopped),
@@ -124,59 +122,54 @@ def decide_transfer(rules: Rules, readings: Readings) -> Decision:
     return Decision(action="wait", why=why)
 
 
-@dataclass(frozen=True)
-class _Stop:
-    """One rule that forbids training now; see `Decision` for `why` and `measured`."""
-
-    rule: RuleName
-    why: str
-    measured: str | None = None
-    until: datetime | None = None
+def _stop(rule: RuleName, why: str, measured: str | None = None, until: datetime | None = None) -> Decision:
+    """Returns the decision of one rule that forbids training now."""
+    return Decision("wait", why, measured, until=until, held=(rule,))
 
 
-def _sensors(lost: tuple[RuleName, ...]) -> _Stop | None:
+def _sensors(lost: tuple[RuleName, ...]) -> Decision | None:
     if not lost:
         return None
     why = "a sensor that a rule needs cannot be read; waits until the phone responds"
-    return _Stop("sensors", why, f"no reading for {', '.join(lost)}")
+    return _stop("sensors", why, f"no reading for {', '.join(lost)}")
 
 
-def _charging(rules: Rules, readings: Readings) -> _Stop | None:
+def _charging(rules: Rules, readings: Readings) -> Decision | None:
     if not rules.charging or readings.charging is not False:
         return None
-    return _Stop("charging", "on battery; waits for external power")
+    return _stop("charging", "on battery; waits for external power")
 
 
-def _battery(rules: Rules, readings: Readings, was_waiting: bool) -> _Stop | None:
+def _battery(rules: Rules, readings: Readings, was_waiting: bool) -> Decision | None:
     floor, percent = rules.battery_floor, readings.battery_percent
     if floor is None or percent is None or readings.charging:
         return None
     measured = f"battery at {_short(percent)} %"
     if percent < floor:
         why = f"battery below the floor of {_short(floor)} %; waits for external power"
-        return _Stop("battery_floor", why, measured)
+        return _stop("battery_floor", why, measured)
     resume_percent = min(floor + BATTERY_EASE, 100.0)
     if was_waiting and percent < resume_percent:
         why = f"battery low; continues from {_short(resume_percent)} % or with external power"
-        return _Stop("battery_floor", why, measured)
+        return _stop("battery_floor", why, measured)
     return None
 
 
-def _temperature(rules: Rules, readings: Readings, was_waiting: bool) -> _Stop | None:
+def _temperature(rules: Rules, readings: Readings, was_waiting: bool) -> Decision | None:
     ceiling, temperature = rules.temperature_ceiling, readings.temperature
     if ceiling is None or temperature is None:
         return None
     if temperature >= ceiling:
         why = f"at or above the temperature ceiling of {_short(ceiling)} °C; waits until the device cools down"
-        return _Stop("temperature_ceiling", why, _where(readings))
+        return _stop("temperature_ceiling", why, _where(readings))
     resume_temperature = ceiling - TEMPERATURE_EASE
     if was_waiting and temperature > resume_temperature:
         why = f"the device cools down; continues at {_short(resume_temperature)} °C"
-        return _Stop("temperature_ceiling", why, _where(readings))
+        return _stop("temperature_ceiling", why, _where(readings))
     return None
 
 
-def _memory(rules: Rules, readings: Readings, was_waiting: bool, needed: int) -> _Stop | None:
+def _memory(rules: Rules, readings: Readings, was_waiting: bool, needed: int) -> Decision | None:
     floor, available = rules.memory_floor_bytes, readings.available_bytes
     if floor is None or available is None:
         return None
@@ -186,32 +179,30 @@ def _memory(rules: Rules, readings: Readings, was_waiting: bool, needed: int) ->
     why = f"less than {_mebibytes(required)} of memory free"
     if needed:
         why += f" ({_mebibytes(needed)} of it for training)"
-    return _Stop(
+    return _stop(
         "memory_floor_bytes", f"{why}; waits until other programs need less", f"{_mebibytes(available)} of memory free"
     )
 
 
-def _idle(rules: Rules, readings: Readings, was_waiting: bool) -> _Stop | None:
+def _idle(rules: Rules, readings: Readings, was_waiting: bool) -> Decision | None:
     if not rules.idle:
         return None
     if readings.idle_seconds is not None and readings.idle_seconds < IDLE_SECONDS:
-        return _Stop("idle", f"the device is in use; waits until it has been idle for {IDLE_SECONDS:.0f} s")
+        return _stop("idle", f"the device is in use; waits until it has been idle for {IDLE_SECONDS:.0f} s")
     if readings.load is not None and (readings.load >= BUSY_LOAD or (was_waiting and readings.load > CALM_LOAD)):
         why = f"other programs use the processors; waits until they use {CALM_LOAD:.0%} or less"
-        return _Stop("idle", why, f"other programs use {readings.load:.0%} of the processors")
+        return _stop("idle", why, f"other programs use {readings.load:.0%} of the processors")
     return None
 
 
-def _hours(rules: Rules, readings: Readings) -> _Stop | None:
+def _hours(rules: Rules, readings: Readings) -> Decision | None:
     if all(span.contains(readings.at.time()) for span in rules.hours):
         return None
-    spans = " and ".join(f"{span.start:%H:%M} to {span.end:%H:%M}" for span in rules.hours[:MAX_SPANS])
-    if len(rules.hours) > MAX_SPANS:
-        spans += f" and {len(rules.hours) - MAX_SPANS} more"
+    spans = " and ".join(f"{span.start:%H:%M} to {span.end:%H:%M}" for span in rules.hours)
     opening = _opening(rules, readings.at)
     if opening is None:
-        return _Stop("hours", f"the hours {spans} do not overlap; no training until a rule changes")
-    return _Stop("hours", f"outside the hours {spans}; waits until {opening:%H:%M}", until=opening)
+        return _stop("hours", f"the hours {spans} do not overlap; no training until a rule changes")
+    return _stop("hours", f"outside the hours {spans}; waits until {opening:%H:%M}", until=opening)
 
 
 def _opening(rules: Rules, at: datetime) -> datetime | None:
@@ -224,12 +215,12 @@ def _opening(rules: Rules, at: datetime) -> datetime | None:
     return next((start for start in starts if start > at and all(s.contains(start.time()) for s in rules.hours)), None)
 
 
-def _budget(rules: Rules, readings: Readings, spent_minutes: float) -> _Stop | None:
+def _budget(rules: Rules, readings: Readings, spent_minutes: float) -> Decision | None:
     if rules.daily_minutes is None or spent_minutes < rules.daily_minutes:
         return None
     tomorrow = datetime.combine(readings.at.date() + timedelta(days=1), time(), readings.at.tzinfo)
     why = f"the day's {_short(rules.daily_minutes)} minutes of training are used up; waits until midnight"
-    return _Stop("daily_minutes", why, f"{_short(spent_minutes)} minutes trained", tomorrow)
+    return _stop("daily_minutes", why, f"{_short(spent_minutes)} minutes trained", tomorrow)
 
 
 def _unanswered(rules: Rules, readings: Readings) -> tuple[tuple[RuleName, ...], tuple[RuleName, ...]]:
@@ -253,7 +244,7 @@ def _unanswered(rules: Rules, readings: Readings) -> tuple[tuple[RuleName, ...],
 
 
 def _where(readings: Readings) -> str:
-    at = f" at {readings.temperature_sensor[:MAX_NAME]}" if readings.temperature_sensor else ""
+    at = f" at {readings.temperature_sensor}" if readings.temperature_sensor else ""
     return f"{_short(readings.temperature or 0.0)} °C{at}"
 
 

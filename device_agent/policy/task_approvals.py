@@ -80,38 +80,27 @@ def is_shipped(task: Task) -> bool:
 
 
 def task_lines(task: Task) -> Iterator[str]:
-    """Yields a task's text, one line for each part. Control characters are escaped, because a stranger wrote it."""
+    """Yields a task's text, one line for each part. A stranger wrote it, so `repr` escapes control characters."""
     if task.generates:
         yield f"learns to write  {LEARNED[task.kind]}"
     if task.messages_field is not None:
-        yield f"messages  field {_visible(task.messages_field)}"
+        yield f"messages  field {task.messages_field!r}"
     elif task.prompt:
-        yield f"prompt    {_visible(task.prompt)}"
+        yield f"prompt    {task.prompt!r}"
     if task.answer is not None:
-        yield f"text      {_visible(task.answer)}"
+        yield f"text      {task.answer!r}"
     if task.rejected is not None:
-        yield f"disliked  {_visible(task.rejected)}"
+        yield f"disliked  {task.rejected!r}"
     elif task.kind == "preference":
-        yield f"disliked  the same text where {_visible(task.label_field)} is false"
+        yield f"disliked  the same text where {task.label_field!r} is false"
     for answer in task.answers:
-        labels = ", ".join(_visible(label) for label in answer.labels)
-        yield f"answer    {_visible(answer.text)} for {_visible(task.label_field)} {labels}"
+        labels = ", ".join(map(repr, answer.labels))
+        yield f"answer    {answer.text!r} for {task.label_field!r} {labels}"
         if answer.prompt is not None:
-            yield f"  prompt  {_visible(answer.prompt)}"
+            yield f"  prompt  {answer.prompt!r}"
     for name, mapped in task.mapped.items():
-        values = ", ".join(f"{_visible(value)} as {_visible(text)}" for value, text in mapped.values.items())
-        yield f"field     {{{_visible(name)}}} from {_visible(mapped.field)}: {values}"
-
-
-def _visible(text: str) -> str:
-    """Returns the text in quotation marks; characters that do not print, such as terminal controls, are escaped."""
-    return '"' + "".join(_escaped(character) for character in text) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        values = ", ".join(f"{value!r} as {text!r}" for value, text in mapped.values.items())
+        yield f"field     {{{name!r}}} from {mapped.field!r}: {values}"
 
 
 class TaskApprovals:

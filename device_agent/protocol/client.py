@@ -6,6 +6,7 @@ import platform
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -169,7 +170,10 @@ class DeviceClient:
             response = self._transport.request(method, path, **options)
         except ClockSkew as error:
             # The request was rejected unprocessed, so it is safe to repeat with the server's time.
-            self._correct_clock(error)
+            try:
+                self.clock.set(datetime.fromisoformat(str(error.extra.get("server_time"))))
+            except ValueError:
+                raise error from None
             response = self._transport.request(method, path, **options)
         except ReplayedRequest:
             # A proxy duplicated the request, and the first response is lost.
@@ -178,15 +182,6 @@ class DeviceClient:
             response = self._transport.request(method, path, **options)
         self.clock.observe(response.headers.get("Date"))
         return response.content
-
-    def _correct_clock(self, error: ClockSkew) -> None:
-        try:
-            moment = datetime.fromisoformat(str(error.extra.get("server_time")))
-        except ValueError:
-            raise error from None
-        if moment.tzinfo is None:
-            raise error
-        self.clock.set(moment)
 
 
 @dataclass
@@ -238,16 +233,13 @@ class ServerClock:
 
     def observe(self, date: str | None) -> None:
         """Sets the clock from the Date header of a response that just arrived; ignores an invalid header."""
-        try:
-            moment = parsedate_to_datetime(date or "")
-        except ValueError:
-            return
-        # A date without a zone is UTC (RFC 9110 requires "GMT").
-        self._observed = (moment if moment.tzinfo else moment.replace(tzinfo=UTC), self._monotonic())
+        with suppress(ValueError):
+            self.set(parsedate_to_datetime(date or ""))
 
     def set(self, moment: datetime) -> None:
         """Sets the clock to a time that the server stated just now."""
-        self._observed = (moment, self._monotonic())
+        # A date without a zone is UTC (RFC 9110 requires "GMT").
+        self._observed = (moment if moment.tzinfo else moment.replace(tzinfo=UTC), self._monotonic())
 
     def now(self) -> datetime:
         """Returns the server's time, to the second; this device's time before the first response."""

@@ -52,8 +52,6 @@ MappedFile::MappedFile(const std::string &path) {
   identity_ = checksum(facts, sizeof facts);
 }
 
-MappedFile::~MappedFile() { munmap(const_cast<uint8_t *>(start_), size_); }
-
 Result<FreeableBuffer> MappedFile::load(size_t offset, size_t size, const SegmentInfo &) const {
   if (offset > size_ || size > size_ - offset) {
     return Error::AccessFailed; // the file is shorter than its content says

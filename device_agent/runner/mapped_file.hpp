@@ -9,15 +9,12 @@
 
 namespace mobizo {
 
-// Maps a file for as long as the object lives. ExecuTorch's own loader maps each tensor separately; with one mapping,
+// Maps a file until the process ends. ExecuTorch's own loader maps each tensor separately; with one mapping,
 // the offset of a tensor in the file identifies it, and all pages can be released at once.
 class MappedFile : public executorch::runtime::DataLoader {
 public:
   // Throws ExecutorError.
   explicit MappedFile(const std::string &path);
-  ~MappedFile() override;
-  MappedFile(const MappedFile &) = delete;
-  MappedFile &operator=(const MappedFile &) = delete;
 
   executorch::runtime::Result<executorch::runtime::FreeableBuffer> load(size_t offset, size_t size,
                                                                         const SegmentInfo &segment) const override;

@@ -35,15 +35,6 @@ PackedWeights::PackedWeights(const MappedFile &weights, const MappedFile &progra
   }
 }
 
-PackedWeights::~PackedWeights() {
-  for (const auto &[start, size] : mapped_) {
-    munmap(start, size);
-  }
-  if (descriptor_ >= 0) {
-    close(descriptor_);
-  }
-}
-
 void PackedWeights::open_file() {
   int descriptor = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (descriptor < 0) {
@@ -66,9 +57,6 @@ void PackedWeights::open_file() {
   if (start == MAP_FAILED) {
     close(descriptor);
     return;
-  }
-  if (start != nullptr) {
-    mapped_.emplace_back(start, end_);
   }
   for (const PackedEntry &entry : entries) {
     remember(entry, static_cast<uint8_t *>(start) + entry.offset);
@@ -168,7 +156,6 @@ void *PackedWeights::reserve(size_t size, bool keyed) {
     exhausted_ = true;
     return nullptr;
   }
-  mapped_.emplace_back(start, bytes);
   return start;
 }
 
@@ -190,7 +177,6 @@ void *PackedWeights::reserve_in_file(size_t size) {
   if (start == MAP_FAILED) {
     return nullptr;
   }
-  mapped_.emplace_back(start, bytes);
   reserved_[start] = {end_, bytes};
   end_ += bytes;
   return start;

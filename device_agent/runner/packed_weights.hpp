@@ -22,7 +22,7 @@ struct PackedRange {
   bool in_file = false; // its pages can be released
 };
 
-// Packed weights of one weights file.
+// Packed weights of one weights file, until the process ends.
 //
 // With a path, packed weights are in PATH, which is mapped, and PATH.index has their offsets. One process writes at a
 // time; others read the tensors in the index and pack the rest in memory. A tensor in the index never changes. A file
@@ -32,9 +32,6 @@ class PackedWeights {
 public:
   // path: of the file, or empty. resident: no pages are released after their use.
   PackedWeights(const MappedFile &weights, const MappedFile &program, std::string path, bool resident);
-  ~PackedWeights();
-  PackedWeights(const PackedWeights &) = delete;
-  PackedWeights &operator=(const PackedWeights &) = delete;
 
   // Returns the index of a packed tensor for `address`, or SIZE_MAX if it is not packed yet.
   size_t find(const PackedKey &key);
@@ -79,7 +76,6 @@ private:
   std::map<void *, std::pair<uint64_t, size_t>> reserved_; // mapped from the file: offset and mapped bytes
   std::vector<size_t> used_;
   std::vector<PackedEntry> entries_;
-  std::vector<std::pair<void *, size_t>> mapped_;
   bool changed_ = false, overflowed_ = false, exhausted_ = false;
 };
 

@@ -1,21 +1,16 @@
 #include "program.hpp"
 
 #include "errors.hpp"
-#include "mapped_file.hpp"
-#include "packed_weights.hpp"
 
-#include <executorch/extension/module/module.h>
 #include <executorch/extension/tensor/tensor.h>
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/backend/options.h>
-#include <executorch/runtime/core/hierarchical_allocator.h>
 #include <executorch/runtime/platform/runtime.h>
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <iterator>
 
@@ -66,113 +61,85 @@ void share_packed_weights() {
 
 } // namespace
 
-struct Program::Runtime {
-  struct Free {
-    void operator()(uint8_t *memory) const { std::free(memory); }
-  };
-
-  // Memory that all methods share, as Module would allocate it, but from calloc: pages are allocated when written to,
-  // so that a key-value cache takes memory as the text fills it. Module would write zeros to all of it.
-  std::vector<std::unique_ptr<uint8_t, Free>> arenas;
-  std::vector<Span<uint8_t>> spans;
-  std::unique_ptr<HierarchicalAllocator> planned;
-  const MappedFile *graph = nullptr, *weights = nullptr; // the module's
-  std::unique_ptr<PackedWeights> packed; // outlives the module, whose operators point into it
-  std::unique_ptr<Module> module;
-
-  ~Runtime() {
-    module.reset();
-    packed_weights = nullptr;
-  }
-
-  void open(const std::string &program, const std::string &path, const std::string &packed_path, bool resident) {
-    auto instructions = std::make_unique<MappedFile>(program);
-    auto data = std::make_unique<MappedFile>(path);
-    graph = instructions.get();
-    weights = data.get();
-    packed = std::make_unique<PackedWeights>(*weights, *graph, packed_path, resident);
-    packed_weights = packed.get();
-    module = std::make_unique<Module>(std::move(instructions), nullptr, nullptr, nullptr, std::move(data));
-  }
-
-  void plan(const std::vector<std::string> &methods) {
-    std::vector<size_t> sizes;
-    for (const std::string &name : methods) {
-      const auto meta = module->method_meta(name);
-      if (!meta.ok()) {
-        fail("method '" + name + "' does not load", meta.error());
-      }
-      sizes.resize(std::max(sizes.size(), meta->num_memory_planned_buffers()));
-      for (size_t at = 0; at < meta->num_memory_planned_buffers(); ++at) {
-        sizes[at] = std::max(sizes[at], static_cast<size_t>(*meta->memory_planned_buffer_size(at)));
-      }
-    }
-    for (const size_t size : sizes) {
-      arenas.emplace_back(static_cast<uint8_t *>(std::calloc(std::max<size_t>(size, 1), 1)));
-      if (arenas.back() == nullptr) {
-        throw ExecutorError(Status::OutOfMemory, "the program needs " + std::to_string(size) + " bytes of memory");
-      }
-      spans.emplace_back(arenas.back().get(), size);
-    }
-    planned = std::make_unique<HierarchicalAllocator>(Span<Span<uint8_t>>(spans.data(), spans.size()));
-  }
-
-  // Returns the memory of activations beyond a method's plan to the system. Only the arenas after the first have state.
-  void release_activations(const std::string &method) {
-    const auto meta = module->method_meta(method);
-    if (!meta.ok() || meta->num_memory_planned_buffers() == 0) {
-      return;
-    }
-    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const auto start = reinterpret_cast<uintptr_t>(spans[0].data());
-    const uintptr_t first = (start + static_cast<size_t>(*meta->memory_planned_buffer_size(0)) + page - 1) / page * page;
-    const uintptr_t last = (start + spans[0].size()) / page * page;
-    if (first < last) {
-      (void)madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
-    }
-  }
-};
-
-Program::Program(const std::string &program, const std::string &weights, const std::string &packed, bool resident)
-    : runtime_(std::make_unique<Runtime>()) {
+Program::Program(const std::string &program, const std::string &weights, const std::string &packed, bool resident) {
   const Clock::time_point start = Clock::now();
   executorch::runtime::runtime_init();
   share_packed_weights();
-  runtime_->open(program, weights, packed, resident);
-  auto names = runtime_->module->method_names();
+  auto instructions = std::make_unique<MappedFile>(program);
+  auto data = std::make_unique<MappedFile>(weights);
+  graph_ = instructions.get();
+  weights_ = data.get();
+  packed_ = std::make_unique<PackedWeights>(*weights_, *graph_, packed, resident);
+  packed_weights = packed_.get();
+  module_ = std::make_unique<Module>(std::move(instructions), nullptr, nullptr, nullptr, std::move(data));
+  auto names = module_->method_names();
   if (!names.ok()) {
     fail("the program does not load", names.error());
   }
   names_.assign(names->begin(), names->end());
-  runtime_->plan(names_);
+  plan();
   load_time_ = Clock::now() - start;
   load("adapter"); // loading the first method sets B to zero
 }
 
-Program::~Program() = default;
+void Program::plan() {
+  std::vector<size_t> sizes;
+  for (const std::string &name : names_) {
+    const auto meta = module_->method_meta(name);
+    if (!meta.ok()) {
+      fail("method '" + name + "' does not load", meta.error());
+    }
+    sizes.resize(std::max(sizes.size(), meta->num_memory_planned_buffers()));
+    for (size_t at = 0; at < meta->num_memory_planned_buffers(); ++at) {
+      sizes[at] = std::max(sizes[at], static_cast<size_t>(*meta->memory_planned_buffer_size(at)));
+    }
+  }
+  for (const size_t size : sizes) {
+    auto *arena = static_cast<uint8_t *>(std::calloc(std::max<size_t>(size, 1), 1));
+    if (arena == nullptr) {
+      throw ExecutorError(Status::OutOfMemory, "the program needs " + std::to_string(size) + " bytes of memory");
+    }
+    arenas_.emplace_back(arena, size);
+  }
+  planned_ = std::make_unique<HierarchicalAllocator>(Span<Span<uint8_t>>(arenas_.data(), arenas_.size()));
+}
+
+void Program::release_activations(const std::string &method) {
+  const auto meta = module_->method_meta(method);
+  if (!meta.ok() || meta->num_memory_planned_buffers() == 0) {
+    return;
+  }
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto start = reinterpret_cast<uintptr_t>(arenas_[0].data());
+  const uintptr_t first = (start + static_cast<size_t>(*meta->memory_planned_buffer_size(0)) + page - 1) / page * page;
+  const uintptr_t last = (start + arenas_[0].size()) / page * page;
+  if (first < last) {
+    (void)madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
+  }
+}
 
 void Program::load(const std::string &method) {
   if (std::find(names_.begin(), names_.end(), method) == names_.end()) {
     throw ExecutorError(Status::Failed, "the program has no method '" + method + "'");
   }
-  if (runtime_->module->is_method_loaded(method)) {
+  if (module_->is_method_loaded(method)) {
     return;
   }
   const Clock::time_point start = Clock::now();
-  const Error error = runtime_->module->load_method(method, runtime_->planned.get());
+  const Error error = module_->load_method(method, planned_.get());
   if (error != Error::Ok) {
-    fail("method '" + method + "' does not load", error, runtime_->packed->exhausted());
+    fail("method '" + method + "' does not load", error, packed_->exhausted());
   }
-  runtime_->packed->commit();
-  runtime_->weights->release();
-  runtime_->graph->release(); // XNNPACK has read its part of it
+  packed_->commit();
+  weights_->release();
+  graph_->release(); // XNNPACK has read its part of it
   load_time_ += Clock::now() - start;
 }
 
 std::vector<Tensor> Program::call(const std::string &method, const std::vector<Tensor> &inputs) {
   load(method);
   if (method.rfind("score", 0) == 0) { // reads lm_head's whole table, and plans less than the step before it
-    runtime_->release_activations(method);
+    release_activations(method);
   }
   std::vector<TensorPtr> held;
   std::vector<EValue> values;
@@ -182,8 +149,8 @@ std::vector<Tensor> Program::call(const std::string &method, const std::vector<T
     held.push_back(executorch::extension::from_blob(data, std::move(shape), TYPES[static_cast<size_t>(input.type)]));
     values.emplace_back(held.back());
   }
-  auto results = runtime_->module->execute(method, values);
-  runtime_->weights->release();
+  auto results = module_->execute(method, values);
+  weights_->release();
   if (!results.ok()) {
     fail("method '" + method + "' failed", results.error());
   }

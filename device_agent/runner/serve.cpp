@@ -1,18 +1,20 @@
-#include "serve.hpp"
-
+// mobizo-runner: the commands, and the client's end of a served program (docs/runner.md).
 #include "connection.hpp"
 #include "program.hpp"
 
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
+#include <getopt.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <new>
 #include <thread>
@@ -20,8 +22,13 @@
 namespace mobizo {
 namespace {
 
+constexpr int FAILED = 1, USAGE = 2; // exit statuses
+constexpr int PROTOCOL = 1;          // version of the protocol of `serve`
+
+constexpr const char *HELP = "mobizo-runner version\n"
+                             "mobizo-runner serve --program P.pte --weights W.ptd [--packed FILE] [--resident]\n";
+
 constexpr const char *USAGE_METHOD = "$usage"; // answers the memory and the load time of this process
-constexpr int ABORTED = 1;                     // exit status
 constexpr int LARGE_BLOCK = 128 << 10;         // bytes
 
 std::atomic<bool> calling{false};   // the main thread loads or runs a method, so it does not see the input end
@@ -46,7 +53,7 @@ void watch_client() {
     }
     gone = true;
     if (calling) {
-      _exit(ABORTED);
+      _exit(FAILED);
     }
   }).detach();
 }
@@ -54,7 +61,7 @@ void watch_client() {
 // Begins no call for a client that went away. `calling` is set before: either this thread or the other one sees it.
 void check_client() {
   if (gone) {
-    _exit(ABORTED);
+    _exit(FAILED);
   }
 }
 
@@ -73,7 +80,7 @@ void answer_lost_page(int) {
     std::memcpy(answer + 1 + sizeof LENGTH, TEXT, LENGTH);
     (void)!write(1, answer, sizeof answer);
   }
-  _exit(ABORTED);
+  _exit(FAILED);
 }
 
 // Returns a size that /proc/self/status states in KiB, in bytes.
@@ -117,8 +124,9 @@ void answer(Connection &connection, const std::vector<Tensor> &outputs) {
   connection.answer(outputs);
 }
 
-} // namespace
-
+// Answers requests until standard input ends. Ends the process at once if the client goes away during a call, or if a
+// page of a file cannot be read. Returns whether the program was loaded and all requests were well-formed. The arguments
+// are those of `Program`.
 bool serve(const std::string &path, const std::string &weights, const std::string &packed, bool resident) {
 #ifdef __GLIBC__
   if (!resident) {
@@ -164,4 +172,56 @@ bool serve(const std::string &path, const std::string &weights, const std::strin
   }
 }
 
+int refuse(const std::string &why) {
+  std::fprintf(stderr, "mobizo-runner: %s\n%s", why.c_str(), HELP);
+  return USAGE;
+}
+
+int run(int count, char **arguments) {
+  if (count < 2) {
+    return refuse("a command is missing");
+  }
+  const std::string command = arguments[1];
+  const option options[] = {{"program", required_argument, nullptr, 'p'},
+                            {"weights", required_argument, nullptr, 'w'},
+                            {"packed", required_argument, nullptr, 'k'},
+                            {"resident", no_argument, nullptr, 'r'},
+                            {}};
+  std::map<int, std::string> values; // by the options' letters
+  optind = 2;                        // after the command
+  for (int found; (found = getopt_long(count, arguments, "", options, nullptr)) != -1;) {
+    if (found == '?') { // getopt_long has named the fault
+      std::fputs(HELP, stderr);
+      return USAGE;
+    }
+    values[found] = optarg == nullptr ? "" : optarg;
+  }
+  if (optind < count) {
+    return refuse("unexpected argument " + std::string(arguments[optind]));
+  }
+  if (command == "version") {
+    std::printf("{\"version\": \"%s\", \"executorch\": \"%s\", \"protocol\": %d}\n", MOBIZO_VERSION, EXECUTORCH_BUILD,
+                PROTOCOL);
+    return 0;
+  }
+  if (command != "serve") {
+    return refuse("unknown command " + command);
+  }
+  if (values['p'].empty() || values['w'].empty()) {
+    return refuse("serve needs --program and --weights");
+  }
+  return serve(values['p'], values['w'], values['k'], values.count('r') != 0) ? 0 : FAILED;
+}
+
+} // namespace
 } // namespace mobizo
+
+int main(int count, char **arguments) {
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return mobizo::run(count, arguments);
+  } catch (const std::exception &error) {
+    std::fprintf(stderr, "mobizo-runner: %s\n", error.what());
+    return mobizo::FAILED;
+  }
+}

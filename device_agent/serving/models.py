@@ -116,7 +116,7 @@ def classify(models: DeviceModels, name: str, request: ClassifyRequest) -> Gener
         models.close()
         raise Unavailable(error.detail) from error
     scored_by = ScoredBy(base=model.manifest.recipe.base.name, adapter=name, revision=revision)
-    scores = [(each.label, each.probability, each.log_probability) for each in prediction.candidates]
+    scores = [(each.label or each.text, each.probability, each.log_probability) for each in prediction.candidates]
     yield ClassifyResult.of(scored_by, scores)
 
 
@@ -178,7 +178,7 @@ class DeviceAnswers:
         sampler = Sampler(options.temperature, options.top_p, options.seed, constraint=constraint)
         text = GrowingText(index, model.tokenizer, prompt, options)
         finish: Finish = "length"
-        for token in model.inference.sample(prompt, max_tokens, sampler, options.likeliest):
+        for token in model.inference.generate(prompt, max_tokens, sampler, options.likeliest):
             if token.token in special:
                 finish = "stop"
                 break

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from device_agent.android.adb import PhoneFull
 from device_agent.android.phone import Phone
+from device_agent.errors import DoesNotFit
 from shared.errors import Untrusted
 
 THERE = "/data/local/tmp/mobizo"
@@ -55,7 +55,7 @@ def test_a_file_of_other_content_is_not_taken(device, phone, tmp_path):
 def test_no_room_is_said_with_numbers_before_anything_is_pushed(device, phone, tmp_path):
     with (tmp_path / "large").open("wb") as file:
         file.truncate(200 << 20)
-    with pytest.raises(PhoneFull, match=r"has 12\d MB free and 216 MB are needed"):
+    with pytest.raises(DoesNotFit, match=r"has 12\d MB free and 216 MB are needed"):
         device.keep(tmp_path / "large", "0" * 64)
     assert device.pushed_bytes == 0
 

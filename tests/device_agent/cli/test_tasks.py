@@ -27,9 +27,9 @@ def approvals(home):
 def test_a_waiting_task_is_shown_whole_and_approved_by_its_digits(invoke, approvals):
     output = invoke("task", "list")
     assert f"waiting  {DIGITS}  urgency for data set tickets" in output
-    assert 'prompt    "{text} Urgent?"' in output
-    assert 'answer    " yes" for "label" "1"' in output
-    assert '"{text} Urgent?"' in invoke("task", "approve", DIGITS)
+    assert "prompt    '{text} Urgent?'" in output
+    assert "answer    ' yes' for 'label' '1'" in output
+    assert "'{text} Urgent?'" in invoke("task", "approve", DIGITS)
     approvals.check(URGENCY, "tickets")
     invoke("task", "revoke", DIGITS)
     refuse(approvals, URGENCY)

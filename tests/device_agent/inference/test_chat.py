@@ -1,7 +1,6 @@
 """Conversations with a kept adapter: the tokens that the model reads, and its answers as text, piece by piece."""
 
 import dataclasses
-import itertools
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
@@ -36,16 +35,16 @@ def with_marks(model):
     prompts = []
 
     class Listening:
-        def generate(self, tokens, most, **how):
+        def generate(self, tokens, most, sampler):
             prompts.append(list(tokens))
-            return model.inference.generate(tokens, most, **how)
+            return model.inference.generate(tokens, most, sampler)
 
     return PersonalModel(model.name, model.task, model.manifest, tokenizer, Listening()), prompts
 
 
 def test_a_special_token_and_one_that_the_bases_files_name_end_the_answer_and_are_not_shown(model):
     start = model.tokenizer.encode("it").ids
-    tokens = list(model.inference.generate(start, 12))
+    tokens = [each.token for each in model.inference.generate(start, 12)]
     end = next(place for place, token in enumerate(tokens) if token not in tokens[:place] + start and place > 1)
     tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
     tokenizer.add_special_tokens([tokenizer.id_to_token(tokens[end])])
@@ -70,7 +69,7 @@ def test_a_conversation_is_written_by_the_template(model):
     opening = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     assert prompts[0] == marked.tokenizer.encode(opening.format("a")).ids
     assert prompts[1] == marked.tokenizer.encode(f"{opening.format('a')}{first}<|im_end|>\n{opening.format('b')}").ids
-    tokens = list(itertools.islice(model.inference.generate(prompts[0], 3), 3))
+    tokens = [each.token for each in model.inference.generate(prompts[0], 3)]
     assert first == model.tokenizer.decode(tokens)
 
 

@@ -31,7 +31,7 @@ def test_samples_are_held_out_and_what_the_models_write(home, rademacher, server
             assert any(record["text"].startswith(each.prompt + each.own) for record in records)
         for name, model in models.items():
             prompt = model.tokenizer.encode(each.prompt).ids
-            text = model.tokenizer.decode(list(model.inference.generate(prompt, 5)))
+            text = model.tokenizer.decode([each.token for each in model.inference.generate(prompt, 5)])
             assert getattr(each, name) == text
     for model in models.values():
         model.close()

@@ -54,7 +54,7 @@ def test_candidates_that_are_restricted_compete_at_their_forks_alone(inference, 
 
 
 def test_a_greedy_text_is_the_likeliest_token_after_all_before_it(inference, text):
-    continuation = list(inference.generate(text, 20))
+    continuation = [each.token for each in inference.generate(text, 20)]
     tokens = list(text)
     while len(tokens) < 65:
         for place, token in enumerate(tokens):
@@ -80,8 +80,6 @@ def test_a_text_whose_cache_is_gone_does_not_go_on(inference, text):
         (lambda inference, text: inference.generate([288], 1), "from 0 to 287"),
         (lambda inference, text: inference.score(text, [[-1]]), "from 0 to 287"),
         (lambda inference, text: inference.score(text, [[]]), "at least one token"),
-        (lambda inference, text: inference.generate(text, 0), "cannot generate 0 tokens"),
-        (lambda inference, text: inference.generate(text, 1, temperature=-1.0), "temperature -1.0"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_it_begins(inference, text, call, reason):

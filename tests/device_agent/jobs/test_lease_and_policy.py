@@ -219,7 +219,10 @@ def test_a_link_that_becomes_metered_stops_a_transfer_which_goes_on_later(home, 
 def test_heartbeats_keep_to_the_clock_of_a_server_that_is_hours_ahead(server, rademacher):
     server.ahead, server.lease_seconds = timedelta(hours=7), 0.8
     server.add_job(rademacher)
-    with DeviceClient(server.url, "token") as client, LeaseHeartbeat(client, client.lease(["movies"])):
+    with (
+        DeviceClient(server.url, "token") as client,
+        LeaseHeartbeat(client, client.lease(LeaseRequest(datasets=["movies"]))),
+    ):
         server.wait_for(lambda: len(server.beats) > 1)
 
 

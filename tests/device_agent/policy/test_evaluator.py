@@ -108,13 +108,13 @@ def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('trajectory = "asked"', "trajectory must be true or false"),
-        ('cohorts = "reviews"', "cohorts must be true, false or a list"),
-        ('cohorts = ["Two Words"]', "cohorts must be true, false or a list"),
-        ("masked_among = true", "masked_among must be a number of devices, 3 to 1024, or 0"),
-        ("privacy_limit = { reviews = -1 }", "privacy_limit must be an epsilon from 0 to 1000, or a table"),
-        ("privacy_delta = 0", "privacy_delta must be a number between 0 and 1"),
-        (f"cohorts = {[f'c{index}' for index in range(101)]}", "a list of up to 100 cohorts' names"),
+        ('trajectory = "asked"', "trajectory: .*valid boolean"),
+        ('cohorts = "reviews"', "cohorts.*true for every cohort, or a list of cohorts"),
+        ('cohorts = ["Two Words"]', "cohorts.*true for every cohort, or a list of cohorts"),
+        ("masked_among = true", "masked_among: .*valid integer"),
+        ("privacy_limit = { reviews = -1 }", "privacy_limit.*epsilon of all runs .*by name"),
+        ("privacy_delta = 0", "privacy_delta: .*greater than 0"),
+        (f"cohorts = {[f'c{index}' for index in range(101)]}", "cohorts.*a list of cohorts"),
     ],
 )
 def test_a_consent_that_is_none(tmp_path, text, message):
@@ -126,13 +126,13 @@ def test_a_consent_that_is_none(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("battery_floor = 130", "battery_floor must be a percentage from 0 to 100"),
-        ("temperature_ceiling = 0", "temperature_ceiling must be degrees Celsius above 0"),
-        ("memory_floor_bytes = 1.5", "memory_floor_bytes must be a number of bytes"),
-        ('charging = "sometimes"', "charging must be true or false"),
-        ('hours = ["22:00"]', "hours must be up to 24 spans"),
-        ('hours = [{ start = "22:00Z", end = "06:00" }]', "local time without a zone"),
-        ("daily_minutes = -1", "daily_minutes must be minutes from 0 to 1440"),
+        ("battery_floor = 130", "battery_floor: .*less than or equal to 100 .percent"),
+        ("temperature_ceiling = 0", "temperature_ceiling: .*greater than 0 .degrees Celsius"),
+        ("memory_floor_bytes = 1.5", "memory_floor_bytes: .*valid integer"),
+        ('charging = "sometimes"', "charging: .*valid boolean"),
+        ('hours = ["22:00"]', "hours.0: .*docs/policy.md"),
+        ('hours = [{ start = "22:00Z", end = "06:00" }]', "local time: write 22:00, without a zone"),
+        ("daily_minutes = -1", "daily_minutes: .*greater than or equal to 0"),
         ("battery = 30", "'battery' is not a rule; the rules are charging, battery_floor"),
         ("battery_floor 30", "is not valid TOML"),
     ],

@@ -86,8 +86,8 @@ def test_a_task_is_found_by_digits_and_not_by_a_name_that_a_stranger_chose(appro
 
 def test_a_task_s_text_cannot_steer_the_terminal():
     hostile = task_of('{text}\x1b[2K\r"safe"\u202e\n')
-    assert next(iter(task_lines(hostile))) == r'prompt    "{text}\x1b[2K\r\"safe\"\u202e\n"'
-    assert next(iter(task_lines(task_of("{text} Грубо?")))).endswith('"{text} Грубо?"')
+    assert next(iter(task_lines(hostile))) == r"""prompt    '{text}\x1b[2K\r"safe"\u202e\n'"""
+    assert next(iter(task_lines(task_of("{text} Грубо?")))).endswith("'{text} Грубо?'")
 
 
 def test_a_damaged_file_approves_nothing(approvals, tmp_path):
@@ -113,6 +113,6 @@ def test_a_command_and_the_daemon_may_write_at_once(approvals):
 def test_the_owner_reads_that_a_task_takes_disliked_answers():
     text = "\n".join(task_lines(Task(name="style", kind="preference")))
     assert "it also reads answers that people disliked" in text
-    assert 'disliked  "{rejected}"' in text
+    assert "disliked  '{rejected}'" in text
     labelled = "\n".join(task_lines(Task(name="thumbs", kind="preference", answer="{completion}")))
-    assert 'disliked  the same text where "label" is false' in labelled
+    assert "disliked  the same text where 'label' is false" in labelled

@@ -7,6 +7,7 @@ import pytest
 from device_agent.protocol.client import DeviceClient, ServerClock
 from shared.errors import BadSignature
 from shared.job import Progress
+from shared.protocol import LeaseRequest
 from shared.signing import new_private_key
 
 
@@ -21,7 +22,7 @@ def test_a_device_whose_clock_is_off_is_heard_by_the_servers(fleet, device, leas
     with DeviceClient(fleet.url, device.token, device.signer._key) as client:
         client.clock = clock(hours)
         assert not client.heartbeat(lease["id"], Progress(phase="training")).stop
-        assert client.lease(["movies"]).id == lease["id"]
+        assert client.lease(LeaseRequest(datasets=["movies"])).id == lease["id"]
         assert abs(client.clock.skew - 3600 * hours) < 60
 
 

@@ -21,6 +21,7 @@ from server.programs.service import Program
 from shared.errors import Unavailable, Untrusted
 from shared.key_rotation import ServerKeys, follow
 from shared.program import SignedManifest
+from shared.protocol import LeaseRequest
 from shared.signing import key_id, parse_public, verify_manifest
 
 
@@ -79,7 +80,7 @@ def test_a_device_follows_over_several_rotations_at_once(fleet, home, agent, dev
     for _ in range(3):
         rotate(home)
     retire_keys(home.database, home.settings)
-    signed = client.lease(["movies"]).manifest
+    signed = client.lease(LeaseRequest(datasets=["movies"])).manifest
     with pytest.raises(Untrusted):
         verify_manifest(signed, parse_public(first.public_key))
     config = follow_key_rotation(place, first, client, signed.key_id)
