@@ -18,6 +18,9 @@ namespace {
 
 constexpr uint64_t MAX_PACKED = 3;                // times the weights file: forward, transposed, and other tilings
 constexpr uint64_t MIN_FREE = uint64_t{64} << 20; // bytes of the disk that are left free for the run
+// Packed weights that stay in memory: a share of the weights file, and bytes.
+constexpr double MAX_RESIDENT_SHARE = 0.6;
+constexpr size_t MAX_RESIDENT = size_t{80} << 20;
 constexpr int POPULATE_READ = 22;                 // MADV_POPULATE_READ of Linux 5.14, which older headers lack
 constexpr size_t PIECE = size_t{1} << 20;
 constexpr uint64_t NO_BIAS = UINT64_MAX, OF_PROGRAM = uint64_t{1} << 63;
@@ -202,11 +205,21 @@ size_t PackedWeights::insert(const std::optional<PackedKey> &key, void *start, s
   return place;
 }
 
-std::vector<PackedRange> PackedWeights::take_used() {
+std::vector<PackedRange> PackedWeights::take_transient() {
+  const auto share = static_cast<size_t>(MAX_RESIDENT_SHARE * static_cast<double>(*weights_.size()));
+  const size_t max_bytes = std::min(share, MAX_RESIDENT);
   std::vector<PackedRange> ranges;
   for (const size_t place : used_) {
-    if (places_[place].in_file && !resident_) {
-      ranges.push_back(places_[place]);
+    const PackedRange &range = places_[place];
+    if (resident_ || !range.in_file) {
+      continue;
+    }
+    const auto [found, first] = resident_ranges_.emplace(range.start, resident_bytes_ + range.size <= max_bytes);
+    if (first && found->second) {
+      resident_bytes_ += range.size;
+    }
+    if (!found->second) {
+      ranges.push_back(range);
     }
   }
   used_.clear();

@@ -43,9 +43,10 @@ public:
   std::optional<PackedKey> key_of(const void *kernel, const void *bias, uint32_t seed, uint32_t fingerprint) const;
   void alias(const void *other, const void *original);
 
-  // Returns the tensors found or inserted since the last call, the packed weights of one XNNPACK runtime, whose pages
-  // can be released after each use; none if they are to stay in memory.
-  std::vector<PackedRange> take_used();
+  // Returns those tensors found or inserted since the last call, the packed weights of one XNNPACK runtime, whose pages
+  // are released after each use. The first ones of a program stay in memory: layers are used in turn, so the most
+  // recently used layer is needed last.
+  std::vector<PackedRange> take_transient();
   // Releases the pages of both files that packing has read.
   void release_sources() const {
     weights_.release();
@@ -70,6 +71,8 @@ private:
   uint64_t end_ = 0;    // of the packed tensors in the file
   size_t page_ = 4096;
   bool resident_;
+  size_t resident_bytes_ = 0;                    // of packed weights in the file that stay in memory
+  std::map<const void *, bool> resident_ranges_; // by start: whether a range's pages stay in memory
   std::vector<PackedRange> places_;
   std::map<PackedKey, size_t> known_;
   std::unordered_map<const void *, const void *> aliases_;

@@ -117,7 +117,7 @@ __attribute__((visibility("default"))) int xnn_create_runtime_v4(void *subgraph,
   take_turn(nullptr);
   const int status = create(subgraph, ours ? &provider : cache, workspace, threadpool, flags, runtime);
   if (ours) {
-    std::vector<PackedRange> transient = packed_weights->take_used();
+    std::vector<PackedRange> transient = packed_weights->take_transient();
     release_pages(transient);
     packed_weights->release_sources();
     if (status == SUCCESS) {
