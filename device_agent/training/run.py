@@ -14,7 +14,7 @@ from device_agent.executors.process import Launcher
 from device_agent.executors.program import TrainingProgram
 from device_agent.memory import trim_heap
 from device_agent.training.checkpointed_trainer import trainer_of
-from device_agent.training.data import EarlierRecords, Splits, read_splits, sample, text_format_of
+from device_agent.training.data import Splits, read_splits, sample, text_format_of
 from device_agent.training.dp_sampling import check_sample_size
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
@@ -78,11 +78,12 @@ def splits_of(run: RunDirectory, plan: RunPlan) -> Splits:
         noise_key=plan.noise_key,
         with_test=not plan.uploads_last,
         text_format=text_format_of(plan.manifest, plan.job_created_at),
-        earlier=EarlierRecords(plan.earlier, run.rehearsed, run.held_out),
+        earlier=plan.earlier,
+        run=run,
     )
     run.record_unusable(splits.reasons)
     if plan.privacy is not None:
-        check_sample_size(plan.privacy, splits.counts.records)
+        check_sample_size(plan.privacy, splits.records)
     vocabulary, dynamic = plan.manifest.shape.vocabulary, plan.dynamic_length
     reference = reference_examples(plan.reference_texts, tokenizer, recipe, vocabulary, dynamic=dynamic)
     return replace(splits, reference=reference or None)

@@ -67,18 +67,6 @@ class ResourceUsage(StrictModel):
         )
 
 
-class ExampleCounts(StrictModel):
-    """How many records a training split has, how many of them were cut to the recipe's sequence length, and how many
-    do not fit the task. The latter two have noise (`CountNoise`). answer_tokens: how many answer tokens each measured
-    split has, where the task writes text.
-    """
-
-    records: int = Field(ge=0)
-    truncated: int = Field(0, ge=0)
-    unusable: int = Field(0, ge=0)
-    answer_tokens: dict[str, int] | None = None
-
-
 # Log-probabilities of the rows of a preference run's examples at the run's start, nats, by split.
 References = RootModel[dict[str, list[tuple[float, ...]]]]
 

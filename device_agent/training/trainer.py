@@ -274,9 +274,7 @@ class Trainer:
         self._evaluate("test", self._splits.test, best=best_step)
         self._evaluate("earlier", self._splits.earlier, best=best_step)
         self._evaluate("reference", self._splits.reference, best=best_step)
-        return build_result(
-            self._plan, self._trajectory, self._record_usage(), self._splits.counts, self._measure_baseline()
-        )
+        return build_result(self._plan, self._trajectory, self._record_usage(), self._splits, self._measure_baseline())
 
     def _measure_baseline(self) -> Baseline | None:
         """Returns what simple classifiers reach; None for texts, rounds, private runs and splits without records."""
