@@ -60,7 +60,7 @@ class UploadSummary:
 def until_answered(call: Callable[[], Answer], policy_run: PolicyGatedRun, gone: str) -> Answer:
     """Returns what `call` returns, which is repeated while it raises RETRIED.
 
-    Raises Halted if the job must stop, Gone, which explains it by `gone`, if the server no longer accepts the job,
+    Raises Stopped if the job must stop, Gone, which explains it by `gone`, if the server no longer accepts the job,
     PolicyForbids if the rules forbid the network for too long.
     """
     pauses = Backoff(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)

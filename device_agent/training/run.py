@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer
 
-from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.executors.process import Launcher
 from device_agent.executors.program import TrainingProgram
 from device_agent.memory import trim_heap
@@ -45,9 +44,10 @@ def train_run(
     """Trains the run that `RunDirectory.begin` recorded, from where it is, to its result.
 
     report, stop, rest: as of `Trainer`. loaded: called once data and program are loaded, before the first step.
-    Raises Stopped, InvalidDataset, InvalidTask, Diverged, DoesNotFit, and what `launcher` and its executors raise.
+    Raises Stopped, InvalidDataset, InvalidTask, Diverged, what `launcher` and its executors raise, and OSError for a full
+    disk, after which the run resumes from its trajectory.
     """
-    with run.lock(), disk_full_as_does_not_fit():
+    with run.lock():
         report(Progress(phase="loading"))
         plan = run.plan()
         with ThreadPoolExecutor(1) as pool:  # the executor starts while the data are read
