@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.durable import write_document
+from device_agent.durable import read_document, write_document
 from device_agent.errors import Diverged, Stopped
 from device_agent.executors import F32, I32, Arrays
 from device_agent.executors.program import TrainingProgram, scalar
@@ -202,7 +202,7 @@ class Trainer:
             "validation": self._splits.validation,
             "test": self._splits.test or (),
         }
-        references = self._run.references()
+        references = read_document(self._run.references_file, References)
         if references is None:
             self._program.load(self._start)
             scores = {name: self._score(name, examples, self._recipe) for name, examples in by_split.items()}
