@@ -15,6 +15,7 @@ from shared.errors import Gone, NotFound, Unauthorized
 from shared.protocol import LeaseRequest
 from shared.rules import QuietHours, Rules
 from tests.device_agent.sensing import BATTERY, FINE, METERED, NOON, SettableSensors, degrees
+from tests.device_agent.service import wait_until
 from tests.device_agent.training.runs import ledger
 
 MOVIES = LeaseRequest(datasets=["movies"])
@@ -238,5 +239,5 @@ def test_what_the_server_answers_ends_it(server, rademacher, error, ended):
         DeviceClient(server.url, "token") as client,
         LeaseHeartbeat(client, client.lease(MOVIES)) as heartbeat,
     ):
-        server.wait_for(lambda: heartbeat.ended is not None)
+        wait_until(lambda: heartbeat.ended is not None)
     assert heartbeat.ended == ended
