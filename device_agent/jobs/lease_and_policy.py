@@ -212,18 +212,13 @@ class PolicyGatedRun:
             yield item
             self._count()
 
-    def transfer(self, move: Callable[[ByteProgress], Answer]) -> Answer:
-        """Calls `move`, an upload, with a progress callback; calls it again after a pause that the rules require.
+    def transfer(self, move: Callable[[ByteProgress], Answer], *, download: bool = False) -> Answer:
+        """Calls `move` with a progress callback; calls it again after a pause that the rules require.
 
-        Raises PolicyForbids and Stopped like `train`, and what `move` raises.
+        download: which the rules on power and heat restrict too. Raises PolicyForbids and Stopped like `train`, and
+        what `move` raises.
         """
-        return self._move(self._evaluator.transfer, move)
-
-    def download(self, move: Callable[[ByteProgress], Answer]) -> Answer:
-        """Like `transfer`, for a download, which the rules on power and heat restrict too."""
-        return self._move(self._evaluator.download, move)
-
-    def _move(self, decide: Callable[[Rules], Decision], move: Callable[[ByteProgress], Answer]) -> Answer:
+        decide = self._evaluator.download if download else self._evaluator.transfer
         while True:
             self._await(lambda: decide(self.rules))
             self._checked_at = time.monotonic()

@@ -203,8 +203,7 @@ class LeasedJob:
     def _upload(self) -> Upload | SecureAggregationUpload:
         """Returns how the run is uploaded. A masked update is never uploaded in another form."""
         if self._masked:
-            home, device_id = self.context.home, self.context.home.config().device_id
-            return SecureAggregationUpload(self.client, self.lease, self.run, home, device_id)
+            return SecureAggregationUpload(self.client, self.lease, self.run, self.context.home)
         return Upload(self.client, self.lease, self.run, self.context.store, self._trajectory_upload())
 
     @property
@@ -285,7 +284,9 @@ class LeasedJob:
         paths = {file.role: self._fetch(policy_run, file) for file in manifest.training_files}
         if start is not None and not (self.run.start.is_file() and file_sha256(self.run.start) == start.sha256):
             self.run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            policy_run.download(partial(self.client.download_start, self.lease.id, start, self.run.start))
+            policy_run.transfer(
+                partial(self.client.download_start, self.lease.id, start, self.run.start), download=True
+            )
         policy_run.check()
         return RunPlan(
             job_id=self.lease.job.id,
@@ -331,7 +332,7 @@ class LeasedJob:
             return self.context.cache.fetch(self.client, file, progress)
 
         # A cached file needs no network.
-        return move(None) if self.context.cache.holds(file) else policy_run.download(move)
+        return move(None) if self.context.cache.holds(file) else policy_run.transfer(move, download=True)
 
     def _report(self, progress: Progress) -> None:
         if self.lease.job.task.generates and self.lease.job.task.preference_loss is None:

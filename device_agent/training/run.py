@@ -44,8 +44,8 @@ def train_run(
     """Trains the run that `RunDirectory.begin` recorded, from where it is, to its result.
 
     report, stop, rest: as of `Trainer`. loaded: called once data and program are loaded, before the first step.
-    Raises Stopped, InvalidDataset, InvalidTask, Diverged, what `launcher` and its executors raise, and OSError for a full
-    disk, after which the run resumes from its trajectory.
+    Raises Stopped, InvalidDataset, InvalidTask, Diverged, OSError for a full disk, and what `launcher` and its
+    executors raise.
     """
     with run.lock():
         report(Progress(phase="loading"))

@@ -56,16 +56,6 @@ class ResourceUsage(StrictModel):
     )
     peak_rss_bytes: int = Field(0, ge=0)
 
-    def plus(self, later: ResourceUsage) -> ResourceUsage:
-        """Returns the sum with the usage of a later process."""
-        return ResourceUsage(
-            train_seconds=self.train_seconds + later.train_seconds,
-            program_seconds=self.program_seconds + later.program_seconds,
-            seconds=self.seconds + later.seconds,
-            load_seconds=later.load_seconds,
-            peak_rss_bytes=max(self.peak_rss_bytes, later.peak_rss_bytes),
-        )
-
 
 # Log-probabilities of the rows of a preference run's examples at the run's start, nats, by split.
 References = RootModel[dict[str, list[tuple[float, ...]]]]
