@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from device_agent.errors import DoesNotFit
 from shared.durable import TEMPORARY_SUFFIX, write_durably
 from shared.errors import MobizoError
 
@@ -65,17 +64,6 @@ def remove_leftovers(directory: Path) -> None:
     for path in directory.rglob(f".*{TEMPORARY_SUFFIX}"):
         if path.is_file() and time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def disk_full_as_does_not_fit() -> Iterator[None]:
-    """Turns the OSError of a full disk into DoesNotFit, after which the run resumes from its trajectory."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DISK_FULL:
-            raise
-        raise DoesNotFit("the disk is full; free some space and the run resumes where it stopped") from error
 
 
 def describe_error(error: MobizoError | OSError) -> str:

@@ -34,7 +34,7 @@ from shared.canonical import file_sha256
 from shared.errors import NotFound, StartDeleted, Unavailable, Untrusted
 from shared.job import JobStart
 from shared.program import ProgramFile, ProgramManifest
-from shared.registry import AdapterManifest
+from shared.registry import AdapterManifest, SignedAdapter
 from shared.signing import choose_key, verify_adapter, verify_manifest
 
 if TYPE_CHECKING:
@@ -264,27 +264,24 @@ def verify_start(lease: Lease, program: ProgramManifest, keys: Sequence[Ed25519P
         return None
     if lease.start is None:
         raise StartDeleted
-    start = verify_adapter(lease.start, choose_key(lease.start.key_id, keys))
+    start = verify_version(lease.start, program, keys)
     if not isinstance(requested, JobStart) or (start.adapter, start.revision) != (
         requested.adapter,
         requested.revision,
     ):
         raise Untrusted("the adapter that came with the job is not the one that the job starts from")
-    check_fit(start, program)
     return start
 
 
-def verify_candidates(
-    lease: Lease, program: ProgramManifest, keys: Sequence[Ed25519PublicKey]
-) -> list[AdapterManifest]:
-    """Returns the manifests of the versions among which the device chooses its start. keys: as of `verify_start`.
-
-    Raises Untrusted if one of them does not fit the program.
+def verify_version(
+    signed: SignedAdapter, program: ProgramManifest, keys: Sequence[Ed25519PublicKey]
+) -> AdapterManifest:
+    """Returns the manifest of an adapter version. Raises Untrusted unless one of the keys signed it and its B fits the
+    program.
     """
-    candidates = [verify_adapter(signed, choose_key(signed.key_id, keys)) for signed in lease.starts]
-    for candidate in candidates:
-        check_fit(candidate, program)
-    return candidates
+    adapter = verify_adapter(signed, choose_key(signed.key_id, keys))
+    check_fit(adapter, program)
+    return adapter
 
 
 def check_fit(adapter: AdapterManifest, program: ProgramManifest) -> None:

@@ -124,7 +124,7 @@ class Worker:
             privacy=local_task.privacy,
         )
         # As on a real device, a private run is not evaluated.
-        splits = Splits.of(examples, held_out if local_task.privacy is None else (), None)
+        splits = Splits(examples, held_out if local_task.privacy is None else (), None, len(examples))
         if local_task.privacy is not None:
             entropy = randomness.entropy(local_task.seed, "device", local_task.device)
             run.dp_samples(plan, len(examples), entropy)  # the trainer reads what is drawn here

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from device_agent.cli.options import HomeOption, JsonOption, check_name, show
 from device_agent.cli.tasks import read_task
-from device_agent.datasets.build import Addition, AdditionOutcome, FieldMap, Mode, add
+from device_agent.datasets.build import Addition, AdditionOutcome, FieldMap, add
 from device_agent.datasets.formats import DELIMITERS, Format, open_source
 from device_agent.datasets.splits import DEFAULT_SEED, SplitRule
 from device_agent.datasets.store import DatasetStore
@@ -88,7 +88,7 @@ def add_files(
         sources=[open_source(file, form, delimiter, encoding) for file in files],
         fields=FieldMap.parse(fields or (), constants or ()),
         rule=rule,
-        mode=Mode.APPEND if append else Mode.REPLACE if replace else Mode.NEW,
+        mode="append" if append else "replace" if replace else "new",
         task=None if task is None else _find_task(agent_home, task),
         tokenizer=None if base is None else base_tokenizer(base),
         dry_run=dry_run,

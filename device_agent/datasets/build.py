@@ -6,11 +6,10 @@ Readers (all but the one of JSON) and writers stream, and duplicates are found b
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from tokenizers import Tokenizer
 
@@ -28,14 +27,6 @@ MAX_RECORD_BYTES = MAX_TEXT  # bytes of a record as JSON; longer ones are droppe
 PREVIEW = 3  # records
 CACHE_KIB = 32 << 10  # of the digests
 MAX_NAMES = 1000  # of fields that are remembered for the owner
-
-
-class Mode(StrEnum):
-    """What happens to a data set of the same name."""
-
-    NEW = "new"  # it is an error
-    REPLACE = "replace"
-    APPEND = "append"
 
 
 @dataclass(frozen=True)
@@ -95,14 +86,15 @@ class Addition:
     """A request to add files.
 
     rule: None: the data set's own rule; for a new data set, the default. tokenizer: of the base that will be trained;
-    None: lengths in tokens are estimated. records: added as they are, after the files.
+    None: lengths in tokens are estimated. records: added as they are, after the files. mode: what becomes of a data set
+    of the same name; new: it is an error.
     """
 
     name: str
     sources: Sequence[Source]
     fields: FieldMap = FieldMap()
     rule: SplitRule | None = None
-    mode: Mode = Mode.NEW
+    mode: Literal["new", "replace", "append"] = "new"
     task: Task | None = None
     tokenizer: Tokenizer | None = None
     dry_run: bool = False
@@ -136,7 +128,8 @@ def add(store: DatasetStore, addition: Addition) -> AdditionOutcome:
         with nullcontext() if addition.dry_run else store.changing():
             rule, existing_records = _existing(store, addition)
             with nullcontext(None) if addition.dry_run else store.staging(addition.name) as version:
-                with _Builder(version, rule, addition) as builder:
+                with ExitStack() as stack:
+                    builder = _Builder(version, rule, addition, stack)
                     for location, record in existing_records:
                         builder.keep(location, record)
                     for source in addition.sources:
@@ -164,8 +157,8 @@ def append_record(store: DatasetStore, name: str, record: dict[str, Any]) -> boo
 
     Raises TooLarge for a record of more than MAX_RECORD_BYTES, and what `add` raises.
     """
-    mode = Mode.APPEND if name in store.directories() else Mode.NEW
-    outcome = add(store, Addition(name=name, sources=(), mode=mode, records=(record,)))
+    exists = name in store.directories()
+    outcome = add(store, Addition(name=name, sources=(), mode="append" if exists else "new", records=(record,)))
     if outcome.too_long:
         raise TooLarge(f"the record has more than {MAX_RECORD_BYTES} bytes as JSON")
     return outcome.duplicates == 0
@@ -174,8 +167,8 @@ def append_record(store: DatasetStore, name: str, record: dict[str, Any]) -> boo
 def _existing(store: DatasetStore, addition: Addition) -> tuple[SplitRule, Iterable[Located]]:
     """Returns the rule, and the records that are kept."""
     name, directory = addition.name, store.directories().get(addition.name)
-    if addition.mode is not Mode.APPEND:
-        if directory is not None and addition.mode is Mode.NEW:
+    if addition.mode != "append":
+        if directory is not None and addition.mode == "new":
             raise BadRequest(f"there is a data set {name!r}; replace it with --replace, or add to it with --append")
         return addition.rule or SplitRule(), ()
     own = store.about(name).rule
@@ -242,23 +235,16 @@ class SeenDigests:
 class _Builder:
     """Writes records to the files of a version; without a directory it only counts them."""
 
-    def __init__(self, directory: Path | None, rule: SplitRule, addition: Addition) -> None:
-        self._directory, self._fields, self._rule = directory, addition.fields, rule
+    def __init__(self, directory: Path | None, rule: SplitRule, addition: Addition, stack: ExitStack) -> None:
+        """stack: closes the files."""
+        self._fields, self._rule = addition.fields, rule
         check = None if addition.task is None else TaskCheck(addition.task, addition.tokenizer)
         self.outcome = AdditionOutcome(rule, dict.fromkeys(rule.used, 0), check)
-        self._stack = ExitStack()
+        self._digests = stack.enter_context(closing(SeenDigests()))
         self._files: dict[str, BinaryIO] = {}
-
-    def __enter__(self) -> _Builder:
-        self._digests = SeenDigests()
-        self._stack.callback(self._digests.close)
-        if self._directory is not None:
-            for split in self._rule.used:
-                self._files[split] = self._stack.enter_context(new_file(self._directory / f"{split}.jsonl"))
-        return self
-
-    def __exit__(self, *exception_info: object) -> None:
-        self._stack.close()
+        if directory is not None:
+            for split in rule.used:
+                self._files[split] = stack.enter_context(new_file(directory / f"{split}.jsonl"))
 
     def read(self, source: Source) -> None:
         """Adds the records of a file."""

@@ -109,10 +109,6 @@ class DatasetStore:
         """Yields the records of a split with their places. Raises NotFound, and InvalidDataset for a damaged file."""
         return read_jsonl(self.directory(name) / f"{split}.jsonl")
 
-    def owns(self, directory: Path) -> bool:
-        """Returns whether a resolved directory lies in the store."""
-        return directory.is_relative_to(self.path.resolve())
-
     @contextmanager
     def hold(self, name: str) -> Iterator[HeldDataset]:
         """Holds the current version of a data set, so that no process removes it. Raises DatasetRemoved."""
@@ -205,7 +201,7 @@ class AvailableDatasets:
     def __init__(self, store: DatasetStore, directories: Mapping[str, Path]) -> None:
         """Raises BadRequest if a named directory lies in the store: it would have a second name and privacy budget."""
         for name, directory in directories.items():
-            if store.owns(directory):
+            if directory.is_relative_to(store.path.resolve()):
                 raise BadRequest(f"--data {name}={directory} lies in the agent's home, whose data sets need no --data")
         self._store, self._named_directories = store, dict(directories)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import structlog
 
@@ -46,8 +46,7 @@ class LeaseHeartbeat:
     """Sends heartbeats at a quarter of the lease's duration or more often; an unreachable server does not interrupt
     the run.
 
-    Events: `lost` (the lease has ended), `refused` (the server refuses this device), `cancelled` (the job was
-    cancelled).
+    ended: why the job must stop: its lease has ended, the server refuses this device, or the job was cancelled.
     """
 
     def __init__(self, client: DeviceClient, lease: Lease) -> None:
@@ -59,9 +58,7 @@ class LeaseHeartbeat:
         self._progress = Progress(phase="downloading")
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-        self.lost = threading.Event()
-        self.refused = threading.Event()
-        self.cancelled = threading.Event()
+        self.ended: Literal["lost", "refused", "cancelled"] | None = None
 
     def __enter__(self) -> LeaseHeartbeat:
         self._thread.start()
@@ -70,11 +67,6 @@ class LeaseHeartbeat:
     def __exit__(self, *exception_info: object) -> None:
         self._done.set()
         self._thread.join(JOIN_SECONDS)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the job must stop."""
-        return self.lost.is_set() or self.refused.is_set() or self.cancelled.is_set()
 
     def report(self, progress: Progress) -> None:
         """Sets the progress that the next heartbeat reports."""
@@ -92,10 +84,10 @@ class LeaseHeartbeat:
             state = self._client.heartbeat(self._lease.id, self._progress)
         except Unauthorized as error:
             _log.warning("the server refuses this device", detail=error.detail)
-            self.refused.set()
+            self.ended = "refused"
         except (Gone, NotFound) as error:
             _log.warning("lease lost", job=self._lease.job.id, detail=error.detail)
-            self.lost.set()
+            self.ended = "lost"
         except MobizoError as error:
             # Log an unreachable server once, not at every attempt.
             if not self._unreachable:
@@ -109,17 +101,13 @@ class LeaseHeartbeat:
             self._interval = interval(self._client.clock.seconds_until(state.expires_at))
             self._retry = Backoff(self._interval, LONGEST_RETRY_SECONDS)
             if state.stop:
-                self.cancelled.set()
+                self.ended = "cancelled"
         return self._interval
 
 
 def interval(remaining_seconds: float) -> float:
     """Returns the seconds between heartbeats of a lease with `remaining_seconds`: a quarter of them, within bounds."""
     return min(max(remaining_seconds / 4, SHORTEST_SECONDS), LONGEST_SECONDS)
-
-
-class Halted(Exception):
-    """The daemon was asked to stop, or the lease has ended."""
 
 
 class _TransferForbidden(Exception):
@@ -154,9 +142,9 @@ class PolicyGatedRun:
         self._phase_began = time.monotonic()
 
     def check(self) -> None:
-        """Raises Halted if the job must stop."""
+        """Raises Stopped if the job must stop."""
         if self._stopped():
-            raise Halted
+            raise Stopped
 
     def phase_seconds(self) -> dict[Phase, float]:
         """Returns the seconds since this object was made, by phase; the current phase counts until now."""
@@ -181,7 +169,7 @@ class PolicyGatedRun:
     ) -> Result:
         """Trains a run to its result, across pauses and lost phones. loaded: see `train_run`.
 
-        Raises PolicyForbids if a pause exceeds PATIENCE_SECONDS or is known to, Halted, and what `train_run` raises.
+        Raises PolicyForbids if a pause exceeds PATIENCE_SECONDS or is known to, Stopped, and what `train_run` raises.
         """
         lost_at: float | None = None  # when the phone was lost
         pauses = Backoff(PHONE_SECONDS, LONGEST_PHONE_SECONDS)
@@ -193,7 +181,7 @@ class PolicyGatedRun:
                 return train_run(run, launcher, self.report, self._stop, lambda: self._rest, loaded)
             except Stopped:
                 if self._pause_reason is None or self._stopped():
-                    raise Halted from None
+                    raise
                 _log.info("training paused; its memory is free", why=self._pause_reason)
             except PhoneUnreachable as error:
                 if recorded_steps(run) == 0:
@@ -214,7 +202,7 @@ class PolicyGatedRun:
     def pace(self, items: Iterable[Item], progress: Progress) -> Iterator[Item]:
         """Yields the items whenever the rules allow computing, and reports `progress` with each.
 
-        The time between them counts as training minutes. Raises PolicyForbids and Halted like `train`.
+        The time between them counts as training minutes. Raises PolicyForbids and Stopped like `train`.
         """
         for item in items:
             self._await(lambda: self._evaluator.training(self.rules))
@@ -224,18 +212,13 @@ class PolicyGatedRun:
             yield item
             self._count()
 
-    def transfer(self, move: Callable[[ByteProgress], Answer]) -> Answer:
-        """Calls `move`, an upload, with a progress callback; calls it again after a pause that the rules require.
+    def transfer(self, move: Callable[[ByteProgress], Answer], *, download: bool = False) -> Answer:
+        """Calls `move` with a progress callback; calls it again after a pause that the rules require.
 
-        Raises PolicyForbids and Halted like `train`, and what `move` raises.
+        download: which the rules on power and heat restrict too. Raises PolicyForbids and Stopped like `train`, and
+        what `move` raises.
         """
-        return self._move(self._evaluator.transfer, move)
-
-    def download(self, move: Callable[[ByteProgress], Answer]) -> Answer:
-        """Like `transfer`, for a download, which the rules on power and heat restrict too."""
-        return self._move(self._evaluator.download, move)
-
-    def _move(self, decide: Callable[[Rules], Decision], move: Callable[[ByteProgress], Answer]) -> Answer:
+        decide = self._evaluator.download if download else self._evaluator.transfer
         while True:
             self._await(lambda: decide(self.rules))
             self._checked_at = time.monotonic()

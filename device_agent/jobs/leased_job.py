@@ -22,13 +22,14 @@ from device_agent.errors import (
     OwnerRefuses,
     PolicyForbids,
     RuntimeFailed,
+    Stopped,
     TooFewNewRecords,
     TooLittleMemory,
 )
 from device_agent.executors.process import Launcher
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
+from device_agent.jobs.lease_and_policy import LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.rehearsal import Continuation
 from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
 from device_agent.jobs.start_choice import choose_start
@@ -38,9 +39,9 @@ from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, spend
 from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.programs import (
     ProgramCache,
-    verify_candidates,
     verify_program,
     verify_start,
+    verify_version,
 )
 from device_agent.protocol.client import DeviceClient
 from device_agent.training.run_directory import RunDirectory
@@ -132,7 +133,7 @@ class LeasedJob:
         """Works on the job. Never raises: every error becomes an outcome."""
         try:
             return self._attempt()
-        except Halted:
+        except Stopped:
             return self._halted()
         except Unauthorized as error:
             return self._refused(error.detail)
@@ -202,8 +203,7 @@ class LeasedJob:
     def _upload(self) -> Upload | SecureAggregationUpload:
         """Returns how the run is uploaded. A masked update is never uploaded in another form."""
         if self._masked:
-            home, device_id = self.context.home, self.context.home.config().device_id
-            return SecureAggregationUpload(self.client, self.lease, self.run, home, device_id)
+            return SecureAggregationUpload(self.client, self.lease, self.run, self.context.home)
         return Upload(self.client, self.lease, self.run, self.context.store, self._trajectory_upload())
 
     @property
@@ -284,7 +284,9 @@ class LeasedJob:
         paths = {file.role: self._fetch(policy_run, file) for file in manifest.training_files}
         if start is not None and not (self.run.start.is_file() and file_sha256(self.run.start) == start.sha256):
             self.run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            policy_run.download(partial(self.client.download_start, self.lease.id, start, self.run.start))
+            policy_run.transfer(
+                partial(self.client.download_start, self.lease.id, start, self.run.start), download=True
+            )
         policy_run.check()
         return RunPlan(
             job_id=self.lease.job.id,
@@ -315,7 +317,7 @@ class LeasedJob:
 
     def _choose_start(self, policy_run: PolicyGatedRun, plan: RunPlan, launcher: Launcher) -> RunPlan:
         """Returns the plan with the start that this device chooses. The server learns its name."""
-        candidates = verify_candidates(self.lease, plan.manifest, self.keys)
+        candidates = [verify_version(signed, plan.manifest, self.keys) for signed in self.lease.starts]
         start = choose_start(self.client, policy_run, self.run, plan, launcher, candidates)
         name = None if start is None else JobStart(adapter=start.adapter, revision=start.revision)
         self.client.choose_start(self.lease.id, name)
@@ -330,7 +332,7 @@ class LeasedJob:
             return self.context.cache.fetch(self.client, file, progress)
 
         # A cached file needs no network.
-        return move(None) if self.context.cache.holds(file) else policy_run.download(move)
+        return move(None) if self.context.cache.holds(file) else policy_run.transfer(move, download=True)
 
     def _report(self, progress: Progress) -> None:
         if self.lease.job.task.generates and self.lease.job.task.preference_loss is None:
@@ -348,15 +350,15 @@ class LeasedJob:
         return self.lease.job.request.privacy is not None
 
     def _must_stop(self) -> bool:
-        return self.heartbeat.ended or self.wait(0) or self.dataset.is_removed
+        return self.heartbeat.ended is not None or self.wait(0) or self.dataset.is_removed
 
     def _halted(self) -> JobEnd:
-        if self.heartbeat.cancelled.is_set():
+        if self.heartbeat.ended == "cancelled":
             self.run.remove()
             return JobEnd(Outcome.CANCELLED)
-        if self.heartbeat.refused.is_set():
+        if self.heartbeat.ended == "refused":
             return self._refused("its token is no longer valid")
-        if self.heartbeat.lost.is_set():
+        if self.heartbeat.ended == "lost":
             return self._lost("the lease has ended")
         if self.dataset.is_removed:
             return self._release(DatasetRemoved(self.dataset.name).detail)

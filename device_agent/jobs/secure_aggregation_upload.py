@@ -42,7 +42,6 @@ class SecureAggregationUpload:
     lease: Lease
     run: RunDirectory
     home: AgentHome
-    device_id: str
 
     def send(self, policy_run: PolicyGatedRun, result: Result) -> UploadSummary:
         """Takes part in every phase and completes the job.
@@ -56,7 +55,7 @@ class SecureAggregationUpload:
             transport,
             self.run.path / "masking.json",
             parameters,
-            self.device_id,
+            self.home.config().device_id,
             self.home.device_key(),
             partial(trust_keys, self.home.peers),
             lambda: self._encoded(parameters, result),

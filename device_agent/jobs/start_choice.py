@@ -49,7 +49,7 @@ def choose_start(
     for candidate in candidates:
         path = run.candidates / candidate.sha256
         with suppress(NotFound):
-            policy_run.download(partial(client.download_adapter, candidate, path))
+            policy_run.transfer(partial(client.download_adapter, candidate, path), download=True)
             loaded.append((candidate, load_adapter(path.read_bytes(), candidate.size_d)))
     index = _best_of(policy_run, run, plan, launcher, [flat for _, flat in loaded]) if loaded else 0
     best = loaded[index - 1][0] if index else None

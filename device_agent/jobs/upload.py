@@ -7,6 +7,7 @@ a federated round is an update and is not stored as an adapter.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,7 +61,7 @@ class UploadSummary:
 def until_answered(call: Callable[[], Answer], policy_run: PolicyGatedRun, gone: str) -> Answer:
     """Returns what `call` returns, which is repeated while it raises RETRIED.
 
-    Raises Halted if the job must stop, Gone, which explains it by `gone`, if the server no longer accepts the job,
+    Raises Stopped if the job must stop, Gone, which explains it by `gone`, if the server no longer accepts the job,
     PolicyForbids if the rules forbid the network for too long.
     """
     pauses = Backoff(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
@@ -111,9 +112,7 @@ class Upload:
         self.client.upload(self.lease.id, data)
         # Stored before the job is completed: after a kill in between, the job would not be leased again.
         self._store(data)
-        summary = UploadSummary("weights", len(data))
-        self._end(summary, data, result)
-        return summary
+        return self._end(UploadSummary("weights", len(data)), data, result)
 
     def _send_both(self, trajectory: bytes, data: bytes, result: Result) -> UploadSummary:
         """Uploads the trajectory, and B unless the server can replay it."""
@@ -123,26 +122,22 @@ class Upload:
             self.client.upload(self.lease.id, data)
         self._store(data)
         if instead:
-            summary = UploadSummary("trajectory", len(trajectory))
-            try:
-                self._end(summary, data, result, trajectory)
-            except NotReplayable:
-                self.client.upload(self.lease.id, data)
-            else:
-                return summary
-        summary = UploadSummary("both", len(trajectory) + len(data))
-        self._end(summary, data, result, trajectory)
-        return summary
+            with suppress(NotReplayable):
+                return self._end(UploadSummary("trajectory", len(trajectory)), data, result, trajectory)
+            self.client.upload(self.lease.id, data)
+        return self._end(UploadSummary("both", len(trajectory) + len(data)), data, result, trajectory)
 
-    def _end(self, summary: UploadSummary, data: bytes, result: Result, trajectory: bytes | None = None) -> None:
-        """Completes the job with the uploaded hashes."""
+    def _end(
+        self, summary: UploadSummary, data: bytes, result: Result, trajectory: bytes | None = None
+    ) -> UploadSummary:
+        """Completes the job with the uploaded hashes, and returns the summary."""
         replayed = None if trajectory is None else sha256_hex(trajectory)
         body = Completion(adapter_sha256=sha256_hex(data), result=result, trajectory_sha256=replayed)
         if self.lease.round is not None:
             receipt = self.client.complete(RoundReceipt, self.lease.id, body)
             facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
             _log.info("update accepted", **facts, form=summary.form, bytes=summary.bytes)
-            return
+            return summary
         version = self.client.complete(AdapterVersion, self.lease.id, body)
         _log.info(
             "adapter stored",
@@ -151,6 +146,7 @@ class Upload:
             bytes=version.size,
             verified=version.verified,
         )
+        return summary
 
     def _trajectory(self) -> bytes | None:
         """Returns the trajectory's complete frames, or None."""

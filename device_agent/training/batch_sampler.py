@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from shared.zo.encoding import Example
 from shared.zo.example_order import alternating, grouped_by_length
@@ -31,6 +30,7 @@ class BatchSampler:
     batch: int
     rehearsed: int = 0
     share: float = 0.0
+    _epochs: dict[tuple[range, int], list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -42,47 +42,26 @@ class BatchSampler:
         groups, lengths = (each.group for each in examples), (len(each.rows[0].prompt) for each in examples)
         return cls(seed, tuple(groups), tuple(lengths), batch, rehearsed, share)
 
-    @cached_property
-    def _orders(self) -> tuple[_Order, _Order]:
-        new = len(self.answers) - self.rehearsed
-        return (
-            _Order(self.seed, self.answers[:new], self.lengths[:new], self.batch),
-            _Order(self.seed, self.answers[new:], self.lengths[new:], self.batch),
-        )
-
     def indices(self, step: int) -> list[int]:
         """The E example indices of one 0-based step."""
         return [self._index(position) for position in range(step * self.batch, (step + 1) * self.batch)]
 
     def _index(self, position: int) -> int:
-        new, rehearsed = self._orders
-        if not self.rehearsed:
-            return new.index(position)
-        before = int(position * self.share)  # rehearsed visits
-        if int((position + 1) * self.share) > before:
-            return len(new.answers) + rehearsed.index(before)
-        return new.index(position - before)
+        new, examples = len(self.answers) - self.rehearsed, len(self.answers)
+        share = self.share if self.rehearsed else 0.0
+        before = int(position * share)  # rehearsed visits
+        if int((position + 1) * share) > before:
+            return self._visited(range(new, examples), before)
+        return self._visited(range(new), position - before)
 
-
-@dataclass(frozen=True)
-class _Order:
-    """The order in which examples with these right answers and lengths are visited, epoch by epoch."""
-
-    seed: int
-    answers: tuple[int, ...]
-    lengths: tuple[int, ...]
-    batch: int
-    _epochs: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def index(self, position: int) -> int:
-        """Returns the example at a position, counted from 0 through all epochs."""
-        return self._epoch(position // len(self.answers))[position % len(self.answers)]
-
-    def _epoch(self, epoch: int) -> list[int]:
-        """Returns the order of one epoch. The last two are kept: a batch may end in the epoch after its own."""
-        if epoch not in self._epochs:
-            if len(self._epochs) == 2:
-                del self._epochs[next(iter(self._epochs))]
-            order = alternating(self.seed, epoch, self.answers)
-            self._epochs[epoch] = grouped_by_length(order, self.answers, self.lengths, self.batch, self.seed, epoch)
-        return self._epochs[epoch]
+    def _visited(self, part: range, position: int) -> int:
+        """Returns the example at a position, counted from 0 through all epochs of a part of the examples."""
+        epoch, at = divmod(position, len(part))
+        if (part, epoch) not in self._epochs:
+            # The last two are kept: a batch may end in the epoch after its own.
+            for old in [each for each in self._epochs if each[0] == part][:-1]:
+                del self._epochs[old]
+            answers, lengths = (each[part.start : part.stop] for each in (self.answers, self.lengths))
+            order = alternating(self.seed, epoch, answers)
+            self._epochs[part, epoch] = grouped_by_length(order, answers, lengths, self.batch, self.seed, epoch)
+        return part[self._epochs[part, epoch][at]]

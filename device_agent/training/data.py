@@ -16,12 +16,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
 from device_agent.datasets.store import check_directory
-from device_agent.training.run_directory import ExampleCounts
+from device_agent.datasets.task_check import MIN_SHARE
+from device_agent.training.run_directory import RunDirectory
 from shared.canonical import canonical_json, file_sha256
 from shared.errors import InvalidDataset, MobizoError
 from shared.program import ProgramManifest
@@ -39,7 +41,6 @@ SPLIT_SEED = 0
 HELD_OUT_EPOCH = 0xFFFFFFFF
 SAMPLE_EPOCH = 0xFFFFFFFE
 HELD_OUT_SHARE = 5
-MIN_SHARE = 0.5  # of a file's records that must fit the task
 # Records below that share that never end a job: 10 scales of the noise, so that a small file whose records all fit does
 # not fail for its noise (probability below 1 in 40,000 for a file of any size).
 SLACK = 100
@@ -54,45 +55,23 @@ Record = tuple[Example, ...]  # the examples of one record; none if it does not 
 
 @dataclass(frozen=True)
 class Splits:
-    """Examples for training, for selecting the best B, and for the final report. test is None if not read."""
+    """Examples for training, for selecting the best B, and for the final report. test is None if not read.
+
+    records: of the data set's training split. truncated, unusable: how many of them were cut to the recipe's sequence
+    length, and how many do not fit the task; from the owner's records with noise (`CountNoise`).
+    """
 
     train: Sequence[Example]
     validation: Sequence[Example]
     test: Sequence[Example] | None
-    counts: ExampleCounts  # of the data set's training split, noised
+    records: int
+    truncated: int = 0
+    unusable: int = 0
     reasons: tuple[str, ...] = ()  # why records of any split do not fit, for the owner only; the first line sums up
-    blank: bool = False  # no training record fits; `train` has a blank example
+    blank: bool = False  # no training record fits; `train` has a blank example, and steps leave B as it is
     rehearsed: int = 0  # examples at the end of `train` that earlier runs trained
     earlier: Sequence[Example] | None = None  # held-out examples of earlier runs, of tasks of kind choice
     reference: Sequence[Example] | None = None  # pieces of the reference texts
-
-    @classmethod
-    def of(cls, train: Sequence[Example], validation: Sequence[Example], test: Sequence[Example] | None) -> Splits:
-        """Returns splits of examples that all fit, with exact counts: for data that no owner protects."""
-        truncated = sum(example.truncated for example in train)
-        return cls(train, validation, test, ExampleCounts(records=len(train), truncated=truncated))
-
-    def counting_tokens(self) -> Splits:
-        """Returns the splits with the numbers of answer tokens that are measured, by which losses are divided: those of
-        answers that people did not like do not count.
-        """
-        measured = {"validation": self.validation, "test": self.test or ()}
-        tokens = {
-            name: sum(len(each.correct_row.targets) for each in split if each.liked) for name, split in measured.items()
-        }
-        return replace(self, counts=self.counts.model_copy(update={"answer_tokens": tokens}))
-
-
-@dataclass(frozen=True)
-class EarlierRecords:
-    """Records of earlier runs. own: how many at the beginning of each split of the data set.
-
-    train, held_out: files with records of other data sets.
-    """
-
-    own: Mapping[str, int]
-    train: Path
-    held_out: Path
 
 
 def text_format_of(manifest: ProgramManifest, now: datetime | None = None) -> TextFormat:
@@ -116,7 +95,8 @@ def read_splits(
     noise_key: str,
     with_test: bool = True,
     text_format: TextFormat = PLAIN_FORMAT,
-    earlier: EarlierRecords | None = None,
+    earlier: Mapping[str, int] = MappingProxyType({}),
+    run: RunDirectory | None = None,
 ) -> Splits:
     """Returns the splits of a data set: train.jsonl, and validation.jsonl and test.jsonl if present.
 
@@ -128,7 +108,8 @@ def read_splits(
     noised count of fitting records must miss that share by more than SLACK. The recipe's lengths do not matter there: a
     submitter who varies them gets no further answers.
 
-    earlier: records of earlier runs, which the run rehearses if some of its own are new.
+    earlier: how many records at the beginning of each split earlier runs had. The run rehearses them, and the records
+    of other data sets that `run` has, if some of its own are new.
 
     A recipe with clipping trains on all of train.jsonl and measures nothing, because neither the split nor the accuracy
     may depend on private examples. It never fails for the number of records that fit.
@@ -137,40 +118,35 @@ def read_splits(
     check_task(task, tokenizer, recipe)
     encoder = Encoder(task, tokenizer, recipe, text_format)
     reader = _Reader(encoder, CountNoise(noise_key, task.model_dump(mode="json")))
-    train = reader.read(directory / "train.jsonl")
-    if recipe.privacy == "clipped":
+    private = recipe.privacy == "clipped"
+    train = reader.read(directory / "train.jsonl", checked=not private)
+    if private:
         return reader.splits(train)
-    reader.check(directory / "train.jsonl")
-    own = {} if earlier is None else earlier.own
-    trained = own.get("train", 0)
+    trained = earlier.get("train", 0)
     if (directory / "validation.jsonl").is_file():
-        validation = reader.read(directory / "validation.jsonl")
-        reader.check(directory / "validation.jsonl")
-        measured = validation[: own.get("validation", 0)]
+        held_out = reader.read(directory / "validation.jsonl", checked=True)
+        known = held_out[: earlier.get("validation", 0)]
     else:
-        kept, held_out = hold_out(range(len(train)), directory)
-        validation = [train[index] for index in held_out]
-        measured = [train[index] for index in held_out if index < trained]
+        kept, removed = hold_out(range(len(train)), directory)
+        held_out = [train[index] for index in removed]
+        known = [train[index] for index in removed if index < trained]
         trained, train = sum(index < trained for index in kept), [train[index] for index in kept]
     test = None
     if with_test and (directory / "test.jsonl").is_file():
-        test_records = reader.read(directory / "test.jsonl")
-        reader.check(directory / "test.jsonl")
-        measured = test_records[: own.get("test", 0)]
-        test = reader.scored(sample(test_records, settings.test_limit))
-    validation = reader.scored(sample(validation, settings.validation_limit))
-    splits = reader.splits(train, validation, test, (settings.validation_limit, settings.test_limit))
-    if earlier is not None:
-        splits = reader.with_earlier(splits, train, trained, measured, earlier, settings.validation_limit)
-    blank = _blank(tokenizer, 1 if task.generates and task.preference_loss is None else 2)
-    splits = replace(
-        splits,
-        train=splits.train or (blank,),
-        validation=splits.validation or (blank,),
-        test=splits.test or None,
-        blank=not splits.train,
-    )
-    return splits.counting_tokens() if task.generates else splits
+        records = reader.read(directory / "test.jsonl", checked=True)
+        known = records[: earlier.get("test", 0)]
+        test = reader.measured(records, settings.test_limit) or None
+    splits = reader.splits(train, reader.measured(held_out, settings.validation_limit), test)
+    if run is not None:
+        new = reader.usable(train[trained:])
+        rehearsed = reader.usable([*train[:trained], *reader.read_copy(run.rehearsed)])
+        if new and rehearsed:
+            splits = replace(splits, train=[*new, *rehearsed], rehearsed=len(rehearsed))
+            if not task.generates:
+                known = [*known, *reader.read_copy(run.held_out)]
+                splits = replace(splits, earlier=reader.measured(known, settings.validation_limit) or None)
+    blank = (_blank(tokenizer, 1 if task.generates and task.preference_loss is None else 2),)
+    return replace(splits, train=splits.train or blank, validation=splits.validation or blank, blank=not splits.train)
 
 
 def _blank(tokenizer: Tokenizer, candidates: int) -> Example:
@@ -214,105 +190,72 @@ class _Reader:
     noise: CountNoise
     unusable: int = 0
     reasons: list[str] = field(default_factory=list)
-    # By file: its records, those of them that fit the task at some length, and the file's sha256.
-    files: dict[str, tuple[int, int, str]] = field(default_factory=dict)
-    _fit: int = 0
+    hashes: dict[str, str] = field(default_factory=dict)  # sha256 by file
+    _fit: int = 0  # records of the latest file that fit the task at some length
 
-    def read(self, path: Path) -> list[Record]:
-        """Returns one entry for each line that is not blank. Raises InvalidDataset if the file cannot be read."""
+    def read(self, path: Path, *, checked: bool = False) -> list[Record]:
+        """Returns one entry for each line that is not blank. Raises InvalidDataset if the file cannot be read.
+
+        checked: also for a file without records, and if clearly less than MIN_SHARE of them fit the task, by a count
+        with noise.
+        """
         self._fit = 0
         try:
             with path.open("rb") as file:
                 lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
                 records = [self._record(line, f"{path}:{number}") for number, line in lines]
-            self.files[path.name] = len(records), self._fit, file_sha256(path)
+            self.hashes[path.name] = sha256 = file_sha256(path)
         except OSError as error:
             raise InvalidDataset(f"{path}: cannot be read ({error})") from error
+        if checked and not records:
+            raise InvalidDataset(f"{path}: the file contains no records")
+        if checked and self.noise.on(self._fit, "fit", sha256) < MIN_SHARE * len(records) - SLACK:
+            raise InvalidDataset(
+                f"{path}: {self._fit} of {len(records)} records fit task {self.encoder.task.name!r}; at least "
+                f"{MIN_SHARE:.0%} must. {' '.join(self.reasons[:1])}"
+            )
         return records
 
-    def check(self, path: Path) -> None:
-        """Raises InvalidDataset for a file without records, and if clearly less than MIN_SHARE of them fit the task,
-        by a count with noise.
-        """
-        records, fit, sha256 = self.files[path.name]
-        if records == 0:
-            raise InvalidDataset(f"{path}: the file contains no records")
-        if self.noise.on(fit, "fit", sha256) < MIN_SHARE * records - SLACK:
-            raise InvalidDataset(
-                f"{path}: {fit} of {records} records fit task {self.encoder.task.name!r}; at least {MIN_SHARE:.0%} "
-                f"must. {' '.join(self.reasons[:1])}"
-            )
-
-    def scored(self, records: Sequence[Record]) -> list[Record]:
-        """Leaves out records whose candidates do not fit the rows of one `score` call."""
-        rows = self.encoder.recipe.score_rows
-        scored_records: list[Record] = []
-        for record in records:
-            if any(len(scoring_plan(example, self.encoder.recipe).readings) > rows for example in record):
-                self._leave_out(f"a record's candidates do not fit the program's {rows} score rows")
-                scored_records.append(())
-            else:
-                scored_records.append(record)
-        return scored_records
-
-    def splits(
-        self,
-        train: Sequence[Record],
-        validation: Sequence[Record] = (),
-        test: Sequence[Record] | None = None,
-        limits: tuple[int | None, int | None] = (None, None),
-    ) -> Splits:
-        """Returns the splits without the records that do not fit. limits: examples of validation, and of test."""
-        summary = f"{self.unusable} records of the data set do not fit task {self.encoder.task.name!r}"
-        truncated = sum(any(example.truncated for example in record) for record in train)
-        return Splits(
-            train=self._usable(train),
-            validation=self._usable(validation, limits[0]),
-            test=None if test is None else self._usable(test, limits[1]),
-            counts=ExampleCounts(
-                records=len(train),
-                truncated=self._noised("truncated", truncated, len(train)),
-                unusable=self._noised("unusable", sum(not record for record in train), len(train)),
-            ),
-            reasons=(summary, *self.reasons) if self.unusable else (),
-        )
-
-    def _usable(self, records: Sequence[Record], limit: int | None = None) -> list[Example]:
-        """Returns the examples of all records; the first `limit` ones, if there is a limit."""
-        return self.encoder.with_other_answers([example for record in records for example in record][:limit])
-
-    def with_earlier(
-        self,
-        splits: Splits,
-        train: Sequence[Record],
-        trained: int,
-        measured: Sequence[Record],
-        earlier: EarlierRecords,
-        limit: int | None,
-    ) -> Splits:
-        """Returns the splits with the examples of earlier runs at the end of `train`, if other records are new.
-
-        trained: records at the beginning of `train` that earlier runs had. measured: held-out records that they had.
-        limit: of the examples that are measured.
-        """
-        new = self._usable(train[trained:])
-        rehearsed = self._usable([*train[:trained], *self._read_copy(earlier.train)])
-        if not new or not rehearsed:
-            return splits
-        held_out: list[Record] = []
-        if not self.encoder.task.generates:
-            held_out = self.scored(sample([*measured, *self._read_copy(earlier.held_out)], limit))
-        return replace(
-            splits, train=[*new, *rehearsed], rehearsed=len(rehearsed), earlier=self._usable(held_out, limit) or None
-        )
-
-    def _read_copy(self, path: Path) -> list[Record]:
+    def read_copy(self, path: Path) -> list[Record]:
         """Returns the records of a file of the run's directory, which exists if the run rehearses other data sets."""
         return self.read(path) if path.is_file() else []
 
+    def measured(self, records: Sequence[Record], limit: int | None) -> list[Example]:
+        """Returns at most `limit` examples of a sample, without records whose candidates do not fit the rows of one
+        `score` call.
+        """
+        rows = self.encoder.recipe.score_rows
+        scored: list[Record] = []
+        for record in sample(records, limit):
+            if any(len(scoring_plan(example, self.encoder.recipe).readings) > rows for example in record):
+                self._leave_out(f"a record's candidates do not fit the program's {rows} score rows")
+            else:
+                scored.append(record)
+        return self.usable(scored, limit)
+
+    def usable(self, records: Sequence[Record], limit: int | None = None) -> list[Example]:
+        """Returns the examples of all records; the first `limit` ones, if there is a limit."""
+        return self.encoder.with_other_answers([example for record in records for example in record][:limit])
+
+    def splits(
+        self, train: Sequence[Record], validation: Sequence[Example] = (), test: Sequence[Example] | None = None
+    ) -> Splits:
+        """Returns the splits, without the training records that do not fit."""
+        summary = f"{self.unusable} records of the data set do not fit task {self.encoder.task.name!r}"
+        truncated = sum(any(example.truncated for example in record) for record in train)
+        return Splits(
+            train=self.usable(train),
+            validation=validation,
+            test=test,
+            records=len(train),
+            truncated=self._noised("truncated", truncated, len(train)),
+            unusable=self._noised("unusable", sum(not record for record in train), len(train)),
+            reasons=(summary, *self.reasons) if self.unusable else (),
+        )
+
     def _noised(self, purpose: str, count: int, records: int) -> int:
         """Returns a count of training records with noise, between 0 and their number."""
-        recipe, (_, _, sha256) = self.encoder.recipe, self.files["train.jsonl"]
+        recipe, sha256 = self.encoder.recipe, self.hashes["train.jsonl"]
         # What the count depends on and nothing else: the same count must not get new noise with another rank.
         shape = [recipe.base.sha256, recipe.sequence_length, recipe.answer_length, recipe.choices]
         return min(max(self.noise.on(count, purpose, sha256, records, shape), 0), records)

@@ -8,16 +8,13 @@ that was not recorded never left the training process.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from device_agent.executors import F32, I32
-from shared.durable import write_durably
 from shared.entropy import Entropy, poisson_samples
 from shared.errors import InvalidDataset
 from shared.privacy import MAX_SAMPLE, ExamplePrivacy, noise_keys, unit_noise
@@ -80,23 +77,3 @@ def draw(
         noise=unit_noise(privacy, steps, queries or 0, entropy),
         keys=noise_keys(steps if queries is None else 0, entropy),
     )
-
-
-def load_or_draw(
-    path: Path, privacy: ExamplePrivacy, examples: int, steps: int, queries: int | None, entropy: Entropy
-) -> DPSamples:
-    """Returns the samples stored at `path`, after drawing and storing them if none of this form are there.
-
-    Raises InvalidDataset.
-    """
-    if path.exists():
-        with np.load(path, allow_pickle=False) as file:
-            stored = DPSamples(int(file["examples"]), *(file[name] for name in ARRAYS))
-        keys = steps if queries is None else 0
-        if stored.examples == examples and (stored.noise.shape, len(stored.keys)) == ((steps, queries or 0), keys):
-            return stored
-    samples = draw(privacy, examples, steps, queries, entropy)
-    buffer = io.BytesIO()
-    np.savez(buffer, examples=np.array(examples), **{name: getattr(samples, name) for name in ARRAYS})
-    write_durably(path, buffer.getvalue())
-    return samples

@@ -36,12 +36,12 @@ class RunProgress:
         """earlier: used by earlier processes. program: its executor's memory is reported. report: called with each
         progress.
         """
-        self._plan, self._trajectory, self._earlier = plan, trajectory, earlier
-        self._program, self._send = program, report
-        self._began = time.monotonic()
+        self._plan, self._trajectory, self._program, self._send = plan, trajectory, program, report
+        self._began = time.monotonic() - earlier.seconds
         self._asked_at = float("-inf")
         self._memory = ExecutorUsage()
-        self._train_seconds = self.program_seconds = 0.0
+        self._earlier_peak_bytes = earlier.peak_rss_bytes
+        self._train_seconds, self.program_seconds = earlier.train_seconds, earlier.program_seconds
         self._step_seconds: deque[float] = deque(maxlen=RATE_STEPS)
         self._loss: float | None = None
 
@@ -54,14 +54,12 @@ class RunProgress:
     def used(self) -> ResourceUsage:
         """Returns the time and memory of the run's processes so far."""
         self._ask()
-        return self._earlier.plus(
-            ResourceUsage(
-                train_seconds=self._train_seconds,
-                program_seconds=self.program_seconds,
-                seconds=time.monotonic() - self._began,
-                load_seconds=self._memory.load_seconds,
-                peak_rss_bytes=self._memory.peak_rss_bytes,
-            )
+        return ResourceUsage(
+            train_seconds=self._train_seconds,
+            program_seconds=self.program_seconds,
+            seconds=time.monotonic() - self._began,
+            load_seconds=self._memory.load_seconds,
+            peak_rss_bytes=max(self._earlier_peak_bytes, self._memory.peak_rss_bytes),
         )
 
     def report(self, phase: Phase, *, lr: float | None = None, rest: float = 0.0) -> None:

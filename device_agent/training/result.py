@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from device_agent.errors import Diverged
 from device_agent.training.baseline import Baseline
-from device_agent.training.run_directory import ExampleCounts, ResourceUsage
+from device_agent.training.data import Splits
+from device_agent.training.run_directory import ResourceUsage
 from device_agent.training.run_plan import RunPlan
 from shared.result import Result
 from shared.zo.trajectory import Evaluation, Trajectory
@@ -71,15 +72,11 @@ def rounded_down(count: int, records: int) -> int:
 
 
 def build_result(
-    plan: RunPlan,
-    trajectory: Trajectory,
-    usage: ResourceUsage,
-    examples: ExampleCounts,
-    baseline: Baseline | None = None,
+    plan: RunPlan, trajectory: Trajectory, usage: ResourceUsage, splits: Splits, baseline: Baseline | None
 ) -> Result:
     """Returns the result of a run with a complete trajectory.
 
-    usage: of all its processes. examples: of the training split. baseline: on the same examples as the accuracies.
+    usage: of all its processes. baseline: on the same examples as the accuracies.
     Raises Diverged if there is no validation, which only a damaged run lacks. A private run's result contains nothing
     that depends on its data.
     """
@@ -102,11 +99,13 @@ def build_result(
     zero = recorded(trajectory, "validation", 0) if tested is None else tested
     earlier = recorded(trajectory, "earlier", 0), recorded(trajectory, "earlier", best.step, "best")
     reference = recorded(trajectory, "reference", 0), recorded(trajectory, "reference", best.step, "best")
-    tokens = (examples.answer_tokens or {}).get("validation" if tested is None else "test")
-    if tokens is None:
+    if not plan.task.generates:
         names = ("zero_shot_accuracy" if plan.start is None else "start_accuracy", "tuned_accuracy")
         values = [each and each.accuracy for each in (zero, tuned)]
     else:
+        # Losses of texts are divided by their tokens: those of answers that people did not like do not count.
+        measured = splits.validation if tested is None else splits.test or ()
+        tokens = sum(len(each.correct_row.targets) for each in measured if each.liked)
         names = ("token_loss_before", "token_loss_after")
         values = [each and each.loss * each.total / max(tokens, 1) for each in (zero, tuned)]
     preference = {}
@@ -118,9 +117,9 @@ def build_result(
         train_seconds=usage.train_seconds,
         seconds=usage.seconds,
         peak_rss_bytes=usage.peak_rss_bytes,
-        train_examples=examples.records,
-        truncated_examples=rounded_down(examples.truncated, examples.records),
-        unusable_examples=rounded_down(examples.unusable, examples.records) or None,
+        train_examples=splits.records,
+        truncated_examples=rounded_down(splits.truncated, splits.records),
+        unusable_examples=rounded_down(splits.unusable, splits.records) or None,
         evaluations=tuple(trajectory.evaluations),
         accuracy_split="validation" if tested is None else "test",
         majority_accuracy=None if baseline is None else baseline.majority,

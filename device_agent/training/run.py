@@ -9,12 +9,11 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer
 
-from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.executors.process import Launcher
 from device_agent.executors.program import TrainingProgram
 from device_agent.memory import trim_heap
 from device_agent.training.checkpointed_trainer import trainer_of
-from device_agent.training.data import EarlierRecords, Splits, read_splits, sample, text_format_of
+from device_agent.training.data import Splits, read_splits, sample, text_format_of
 from device_agent.training.dp_sampling import check_sample_size
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
@@ -45,9 +44,10 @@ def train_run(
     """Trains the run that `RunDirectory.begin` recorded, from where it is, to its result.
 
     report, stop, rest: as of `Trainer`. loaded: called once data and program are loaded, before the first step.
-    Raises Stopped, InvalidDataset, InvalidTask, Diverged, DoesNotFit, and what `launcher` and its executors raise.
+    Raises Stopped, InvalidDataset, InvalidTask, Diverged, OSError for a full disk, and what `launcher` and its
+    executors raise.
     """
-    with run.lock(), disk_full_as_does_not_fit():
+    with run.lock():
         report(Progress(phase="loading"))
         plan = run.plan()
         with ThreadPoolExecutor(1) as pool:  # the executor starts while the data are read
@@ -78,11 +78,12 @@ def splits_of(run: RunDirectory, plan: RunPlan) -> Splits:
         noise_key=plan.noise_key,
         with_test=not plan.uploads_last,
         text_format=text_format_of(plan.manifest, plan.job_created_at),
-        earlier=EarlierRecords(plan.earlier, run.rehearsed, run.held_out),
+        earlier=plan.earlier,
+        run=run,
     )
     run.record_unusable(splits.reasons)
     if plan.privacy is not None:
-        check_sample_size(plan.privacy, splits.counts.records)
+        check_sample_size(plan.privacy, splits.records)
     vocabulary, dynamic = plan.manifest.shape.vocabulary, plan.dynamic_length
     reference = reference_examples(plan.reference_texts, tokenizer, recipe, vocabulary, dynamic=dynamic)
     return replace(splits, reference=reference or None)

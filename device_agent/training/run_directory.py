@@ -32,7 +32,7 @@ import numpy as np
 from pydantic import Field, RootModel
 
 from device_agent.durable import locked, read_document, write_document
-from device_agent.training.dp_sampling import DPSamples, load_or_draw
+from device_agent.training.dp_sampling import ARRAYS, DPSamples, draw
 from device_agent.training.run_plan import RunPlan
 from shared.durable import write_durably
 from shared.entropy import Entropy
@@ -55,28 +55,6 @@ class ResourceUsage(StrictModel):
         0, ge=0, description="of the latest executor: loading methods, with packing the weights"
     )
     peak_rss_bytes: int = Field(0, ge=0)
-
-    def plus(self, later: ResourceUsage) -> ResourceUsage:
-        """Returns the sum with the usage of a later process."""
-        return ResourceUsage(
-            train_seconds=self.train_seconds + later.train_seconds,
-            program_seconds=self.program_seconds + later.program_seconds,
-            seconds=self.seconds + later.seconds,
-            load_seconds=later.load_seconds,
-            peak_rss_bytes=max(self.peak_rss_bytes, later.peak_rss_bytes),
-        )
-
-
-class ExampleCounts(StrictModel):
-    """How many records a training split has, how many of them were cut to the recipe's sequence length, and how many
-    do not fit the task. The latter two have noise (`CountNoise`). answer_tokens: how many answer tokens each measured
-    split has, where the task writes text.
-    """
-
-    records: int = Field(ge=0)
-    truncated: int = Field(0, ge=0)
-    unusable: int = Field(0, ge=0)
-    answer_tokens: dict[str, int] | None = None
 
 
 # Log-probabilities of the rows of a preference run's examples at the run's start, nats, by split.
@@ -178,18 +156,25 @@ class RunDirectory:
             path.unlink(missing_ok=True)
 
     def dp_samples(self, plan: RunPlan, examples: int, entropy: Entropy = os.urandom) -> DPSamples:
-        """Returns the samples and noise of a private run; equal at every call. entropy: for those not yet drawn.
+        """Returns the stored samples and noise of a private run, after drawing and storing them if none of this form
+        are there. entropy: for those not yet drawn.
 
         Raises InvalidDataset, or ValueError for other runs.
         """
         if plan.privacy is None:
             raise ValueError("a run without privacy has no secret samples")
-        scalars = plan.manifest.recipe.noised_scalars
-        return load_or_draw(self.dp_samples_file, plan.privacy, examples, plan.training.steps, scalars, entropy)
-
-    def references(self) -> References | None:
-        """Returns the recorded log-probabilities at the run's start; None if there are none yet."""
-        return read_document(self.references_file, References)
+        path, steps, queries = self.dp_samples_file, plan.training.steps, plan.manifest.recipe.noised_scalars
+        if path.exists():
+            with np.load(path, allow_pickle=False) as file:
+                stored = DPSamples(int(file["examples"]), *(file[name] for name in ARRAYS))
+            keys = steps if queries is None else 0
+            if stored.examples == examples and (stored.noise.shape, len(stored.keys)) == ((steps, queries or 0), keys):
+                return stored
+        samples = draw(plan.privacy, examples, steps, queries, entropy)
+        buffer = io.BytesIO()
+        np.savez(buffer, examples=np.array(examples), **{name: getattr(samples, name) for name in ARRAYS})
+        write_durably(path, buffer.getvalue())
+        return samples
 
     def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
         """Writes B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""

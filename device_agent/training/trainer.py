@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.durable import write_document
+from device_agent.durable import read_document, write_document
 from device_agent.errors import Diverged, Stopped
 from device_agent.executors import F32, I32, Arrays
 from device_agent.executors.program import TrainingProgram, scalar
@@ -202,7 +202,7 @@ class Trainer:
             "validation": self._splits.validation,
             "test": self._splits.test or (),
         }
-        references = self._run.references()
+        references = read_document(self._run.references_file, References)
         if references is None:
             self._program.load(self._start)
             scores = {name: self._score(name, examples, self._recipe) for name, examples in by_split.items()}
@@ -274,9 +274,7 @@ class Trainer:
         self._evaluate("test", self._splits.test, best=best_step)
         self._evaluate("earlier", self._splits.earlier, best=best_step)
         self._evaluate("reference", self._splits.reference, best=best_step)
-        return build_result(
-            self._plan, self._trajectory, self._record_usage(), self._splits.counts, self._measure_baseline()
-        )
+        return build_result(self._plan, self._trajectory, self._record_usage(), self._splits, self._measure_baseline())
 
     def _measure_baseline(self) -> Baseline | None:
         """Returns what simple classifiers reach; None for texts, rounds, private runs and splits without records."""

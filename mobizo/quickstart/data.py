@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from device_agent.cli.tasks import read_task
-from device_agent.datasets.build import Addition, FieldMap, Mode, add
+from device_agent.datasets.build import Addition, FieldMap, add
 from device_agent.datasets.formats import Format, Source, open_source
 from device_agent.datasets.splits import DEFAULT_SEED, SplitRule
 from device_agent.datasets.store import DatasetStore
@@ -130,7 +130,7 @@ def check_data(options: FileOptions, home: AgentHome, tokenizer: Tokenizer | Non
     files = tuple(dict.fromkeys([*earlier_files, key]))
     first_error: InvalidDataset | None = None
     for rule in [None] if exists else [SplitRule.parse(split, DEFAULT_SEED) for split in SPLITS]:
-        addition = Addition(name, [source], fields, rule, Mode.APPEND if exists else Mode.NEW, task, tokenizer)
+        addition = Addition(name, [source], fields, rule, "append" if exists else "new", task, tokenizer)
         try:
             check = add(DatasetStore(home.data), replace(addition, dry_run=True)).check
         except InvalidDataset as error:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from device_agent.datasets.build import Addition, Mode, add
+from device_agent.datasets.build import Addition, add
 from device_agent.datasets.formats import open_source
 from device_agent.datasets.splits import SplitRule
 from device_agent.datasets.store import DatasetStore
@@ -149,13 +149,13 @@ def test_a_data_set_that_is_replaced_during_a_job_changes_nothing_of_it(
         sources = [open_source(path / "train.jsonl", None, None, None)]
         add(store, Addition(name="own", sources=sources, rule=SplitRule.parse("50/25/25", 0), mode=mode))
 
-    put(dataset, Mode.NEW)
+    put(dataset, "new")
     begin = RunDirectory.begin
 
     def replace(self, plan):
         begin(self, plan)
         write_records(dataset / "train.jsonl", 400, seed=5)
-        put(dataset, Mode.REPLACE)
+        put(dataset, "replace")
 
     monkeypatch.setattr(RunDirectory, "begin", replace)
     records = store.about("own").records

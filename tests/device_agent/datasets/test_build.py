@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from device_agent.datasets.build import MAX_RECORD_BYTES, Addition, FieldMap, Mode, SeenDigests, add, append_record
+from device_agent.datasets.build import MAX_RECORD_BYTES, Addition, FieldMap, SeenDigests, add, append_record
 from device_agent.datasets.formats import open_source
 from device_agent.datasets.splits import SPLITS, SplitRule, record_bytes
 from device_agent.datasets.store import DatasetStore
@@ -135,17 +135,17 @@ def test_append_keeps_the_rule_and_replace_forgets_it(store, source):
     with pytest.raises(BadRequest, match="--replace, or add to it with --append"):
         add(store, Addition(name="a", sources=sources))
     with pytest.raises(BadRequest, match="is split 60/20/20 with seed 7"):
-        add(store, Addition(name="a", sources=sources, rule=SplitRule(), mode=Mode.APPEND))
+        add(store, Addition(name="a", sources=sources, rule=SplitRule(), mode="append"))
     with pytest.raises(NotFound):
-        add(store, Addition(name="b", sources=sources, mode=Mode.APPEND))
+        add(store, Addition(name="b", sources=sources, mode="append"))
     assert content(store.directory("a")) == before
-    dry = add(store, Addition(name="a", sources=more, mode=Mode.APPEND, dry_run=True))
+    dry = add(store, Addition(name="a", sources=more, mode="append", dry_run=True))
     assert content(store.directory("a")) == before
-    added = add(store, Addition(name="a", sources=more, mode=Mode.APPEND))
+    added = add(store, Addition(name="a", sources=more, mode="append"))
     assert (added.added, added.duplicates) == (dry.added, dry.duplicates) == (2, 100)
     after = content(store.directory("a"))
     assert all(after[name].startswith(lines) for name, lines in before.items())
-    add(store, Addition(name="a", sources=sources, mode=Mode.REPLACE))
+    add(store, Addition(name="a", sources=sources, mode="replace"))
     assert store.about("a").rule == SplitRule()
 
 
@@ -263,7 +263,7 @@ def test_a_full_disk_and_another_process_leave_everything_as_it_was(store, sourc
         with monkeypatch.context() as broken:
             broken.setattr(owner, name, full)
             with pytest.raises(MobizoError, match=r"data set a is unchanged .*No space left"):
-                add(store, Addition(name="a", sources=[source(ROWS[:50])], mode=Mode.REPLACE))
+                add(store, Addition(name="a", sources=[source(ROWS[:50])], mode="replace"))
         assert content(store.directory("a")) == before
     assert len(list((store.path / ".versions").iterdir())) == 1
 
@@ -300,7 +300,7 @@ def kills(call):
 
 def test_a_kill_at_any_access_to_the_disk_leaves_the_old_or_the_new_data_set(store, source):
     old, new = Addition(name="a", sources=[source()]), [source([*ROWS, ("more", 1)], "b.csv")]
-    change = Addition(name="a", sources=new, mode=Mode.APPEND)
+    change = Addition(name="a", sources=new, mode="append")
     add(store, old)
     before = content(store.directory("a"))
     outcomes = set()
@@ -312,7 +312,7 @@ def test_a_kill_at_any_access_to_the_disk_leaves_the_old_or_the_new_data_set(sto
         }
         outcomes.add(current == before)
         if current != before:
-            add(store, Addition(name="a", sources=old.sources, mode=Mode.REPLACE))
+            add(store, Addition(name="a", sources=old.sources, mode="replace"))
             assert content(store.directory("a")) == before
     assert outcomes == {True, False}
     with store.changing():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.datasets.build import Addition, Mode, add
+from device_agent.datasets.build import Addition, add
 from device_agent.datasets.formats import open_source
 from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, DatasetStore
 from shared.errors import BadRequest, Unavailable
@@ -26,7 +26,7 @@ with DatasetStore(Path(sys.argv[1])).hold("movies") as held:
 def put(tmp_path):
     """Adds or replaces the data set `movies` with records whose text is `word`; returns the store."""
 
-    def put(word, mode=Mode.NEW):
+    def put(word, mode="new"):
         path, store = tmp_path / "movies.csv", DatasetStore(tmp_path / "data")
         path.write_text("text,label\n" + "".join(f"{word} {number},{number % 2}\n" for number in range(100)))
         add(store, Addition(name="movies", sources=[open_source(path, None, ",", None)], mode=mode))
@@ -62,7 +62,7 @@ def test_a_process_that_dies_holds_nothing(put):
         [sys.executable, "-c", HOLDER, str(store.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         held = Path(process.stdout.readline().strip())
-        put("new", Mode.REPLACE)
+        put("new", "replace")
         assert held.is_dir()
         process.send_signal(signal.SIGKILL)
         process.wait()

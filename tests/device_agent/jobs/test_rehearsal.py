@@ -12,7 +12,6 @@ from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rehearsal import TrainingHistory, count_new_records, prepare_rehearsal
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from device_agent.training.batch_sampler import BatchSampler
-from device_agent.training.data import EarlierRecords
 from shared.canonical import file_sha256
 from shared.job import TOO_FEW_NEW_RECORDS, Repeat
 from shared.privacy import ExamplePrivacy
@@ -94,20 +93,23 @@ def test_what_was_trained_is_known_by_its_hash_while_it_only_grows(run, history,
 
 def test_new_examples_come_before_those_of_earlier_runs(rademacher, dataset, run):
     def splits_of(own, **settings):
-        earlier = EarlierRecords(own, run.rehearsed, run.held_out)
-        return rademacher.splits(dataset, TrainingSettings(**settings), earlier=earlier)
+        return rademacher.splits(dataset, TrainingSettings(**settings), earlier=own, run=run)
+
+    def counts(splits):
+        return splits.records, splits.truncated, splits.unusable
 
     plain = rademacher.splits(dataset, TrainingSettings())
     splits = splits_of(OWN)
     assert (splits.train, splits.rehearsed) == ([*plain.train[10:], *plain.train[:10]], 10)
     assert splits.earlier == plain.test[:5]
-    assert (splits.validation, splits.test, splits.counts) == (plain.validation, plain.test, plain.counts)
+    assert (splits.validation, splits.test) == (plain.validation, plain.test)
+    assert counts(splits) == counts(plain)
     run.path.mkdir()
     write_records(run.rehearsed, 4, 5)
     write_records(run.held_out, 3, 6)
     both = splits_of(OWN)
     assert (len(both.train), both.rehearsed, len(both.earlier)) == (17, 14, 8)
-    assert both.counts == plain.counts
+    assert counts(both) == counts(plain)
     assert len(splits_of(OWN, validation_limit=2).earlier) == 2
     for path in (run.rehearsed, run.held_out):
         path.unlink()

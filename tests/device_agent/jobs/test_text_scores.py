@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from device_agent.errors import NoRunner, RuntimeFailed
+from device_agent.errors import NoRunner, RuntimeFailed, Stopped
 from device_agent.inference.samples import write_samples
 from device_agent.jobs import text_scores as module
-from device_agent.jobs.lease_and_policy import Halted
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.text_scores import rouge_l, text_scores, token_f1
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
@@ -104,7 +103,7 @@ def test_a_job_killed_between_training_and_scoring_scores_when_it_returns(train,
     def interrupt_once(*arguments):
         calls.append(len(server.completions))
         if len(calls) == 1:
-            raise Halted
+            raise Stopped
         return open_model(*arguments)
 
     monkeypatch.setattr(module, "open_model", interrupt_once)
