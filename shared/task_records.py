@@ -19,7 +19,10 @@ _JSON_NAMES = {dict: "an object", list: "a list"}
 
 
 class UnknownText(InvalidDataset, code=InvalidDataset.code, title=InvalidDataset.title):
-    """A record has a text that its task does not know; unlike those of other errors, the message quotes it."""
+    """A record has a text that its task does not know; correct the record, or the task.
+
+    Unlike the messages of other errors, this one quotes the text.
+    """
 
     def __init__(self, detail: str, field: str) -> None:
         """field: which has the text."""

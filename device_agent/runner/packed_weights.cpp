@@ -19,9 +19,8 @@ namespace {
 constexpr uint64_t MAX_PACKED = 3;                // times the weights file: forward, transposed, and other tilings
 constexpr uint64_t MIN_FREE = uint64_t{64} << 20; // bytes of the disk that are left free for the run
 // Packed weights that stay in memory: a share of the weights file, and bytes.
-constexpr double MAX_RESIDENT_SHARE = 0.6;
-constexpr size_t MAX_RESIDENT = size_t{80} << 20;
-constexpr int POPULATE_READ = 22;                 // MADV_POPULATE_READ of Linux 5.14, which older headers lack
+constexpr double MAX_RESIDENT_SHARE = 0.5;
+constexpr size_t MAX_RESIDENT = size_t{64} << 20;
 constexpr size_t PIECE = size_t{1} << 20;
 constexpr uint64_t NO_BIAS = UINT64_MAX, OF_PROGRAM = uint64_t{1} << 63;
 
@@ -239,12 +238,6 @@ void PackedWeights::commit() {
 void release_pages(const std::vector<PackedRange> &ranges) {
   for (const PackedRange &range : ranges) {
     (void)madvise(range.start, range.size, MADV_DONTNEED);
-  }
-}
-
-void map_pages(const std::vector<PackedRange> &ranges) {
-  for (const PackedRange &range : ranges) {
-    (void)madvise(range.start, range.size, POPULATE_READ);
   }
 }
 

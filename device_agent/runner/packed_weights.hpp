@@ -87,8 +87,5 @@ extern PackedWeights *packed_weights;
 
 // Removes the pages of ranges from this process's memory; they remain in the file.
 void release_pages(const std::vector<PackedRange> &ranges);
-// Maps all pages of ranges at once. Else, and before Linux 5.14, they are mapped piece by piece as they are read, by which
-// a step takes a tenth longer.
-void map_pages(const std::vector<PackedRange> &ranges);
 
 } // namespace mobizo

@@ -76,18 +76,12 @@ std::unordered_map<const void *, std::vector<PackedRange>> &transient_ranges() {
   return ranges;
 }
 
-// Releases the pages of the runtime that was used before `runtime`, and maps those of `runtime`. A layer that is used
-// several times in a row, as lm_head is for one part of the answers after the other, keeps its pages.
+// Releases the pages of the runtime that was used before `runtime`. A layer that is used several times in a row, as
+// lm_head is for one part of the answers after the other, keeps its pages.
 void take_turn(const void *runtime) {
   static const void *last = nullptr;
-  if (runtime != last) {
-    const auto &ranges = transient_ranges();
-    if (const auto before = ranges.find(last); before != ranges.end()) {
-      release_pages(before->second);
-    }
-    if (const auto now = ranges.find(runtime); now != ranges.end()) {
-      map_pages(now->second);
-    }
+  if (const auto found = transient_ranges().find(last); runtime != last && found != transient_ranges().end()) {
+    release_pages(found->second);
   }
   last = runtime;
 }
