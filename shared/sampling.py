@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.errors import BadRequest
 from shared.generated_text import GeneratedToken
 
 if TYPE_CHECKING:
@@ -24,8 +26,11 @@ class Sampler:
         """temperature: divides the logits; 0 selects the likeliest token.
 
         top_p: only the likeliest tokens with this total probability are drawn. drawn: tokens of the text that an
-        earlier sampler has chosen. constraint: which tokens may come next.
+        earlier sampler has chosen. constraint: which tokens may come next. Raises BadRequest for a temperature that is
+        negative or not finite.
         """
+        if not 0 <= temperature < math.inf:
+            raise BadRequest(f"temperature {temperature} is not a finite number of at least 0")
         self._temperature, self._top_p, self._constraint = temperature, top_p, constraint
         self._random = np.random.default_rng(seed)
         self._random.random(drawn)  # a choice takes one number

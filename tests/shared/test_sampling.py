@@ -1,7 +1,11 @@
 """Tokens are drawn from logits by temperature and top-p."""
 
-import numpy as np
+import math
 
+import numpy as np
+import pytest
+
+from shared.errors import BadRequest
 from shared.sampling import Sampler
 
 
@@ -21,3 +25,9 @@ def test_tokens_are_drawn_by_their_chances():
     np.testing.assert_allclose(shares(top_p=0.7), [0.625, 0.375, 0, 0], atol=0.03)
     assert shares(top_p=0.5)[0] == 1
     assert shares(temperature=0)[0] == 1
+
+
+@pytest.mark.parametrize("temperature", [math.nan, math.inf, -1.0])
+def test_a_temperature_that_is_no_finite_number_from_0_is_refused(temperature):
+    with pytest.raises(BadRequest, match="not a finite number of at least 0"):
+        Sampler(temperature, 1.0, 0)
