@@ -43,7 +43,8 @@ def states(checks):
 
 
 def test_a_server_that_is_right(settings, loads, home, monkeypatch):
-    monkeypatch.delenv("MOBIZO_TEST_CACHE", raising=False)  # of these tests
+    for name in ("MOBIZO_TEST_CACHE", "MOBIZO_FUZZ_SECONDS"):  # of these tests, and no settings
+        monkeypatch.delenv(name, raising=False)
     before = home.stored_files()
     assert "compiler" not in states(examine(settings, quick=True))
     by_name = states(examine(settings))
