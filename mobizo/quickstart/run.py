@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import shlex
@@ -83,6 +84,8 @@ def quickstart(options: Options, console: Console) -> dict[str, Any]:
     MobizoError if a step fails. Finished steps are kept; the same call continues after them.
     """
     start = time.monotonic()
+    if options.minutes is not None and math.isnan(options.minutes):
+        raise BadRequest("--minutes nan is not a number")
     source = _resolve_base(options.base)
     data = check_data(options.file, AgentHome(options.home / "agent"))
     _show_data(data, console)

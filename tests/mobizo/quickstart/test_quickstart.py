@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -109,6 +110,7 @@ def test_records_without_labels_teach_to_write(tmp_path, record, kind):
         ({"data": "objects.jsonl"}, BadRequest, "column 'label' of .* has objects or lists; .*=COLUMN.NAME"),
         ({"task": "copa"}, InvalidDataset, "0 of 80 records fit task 'copa'"),
         ({"task": "nobody"}, BadRequest, "nobody"),
+        ({"minutes": math.nan}, BadRequest, "--minutes nan is not a number"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, records, changes, error, message):
@@ -128,7 +130,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, records, c
     path = changes.get("data", records)
     path = tmp_path / (path if "." in path else f"{path}.csv") if isinstance(path, str) else path
     file = FileOptions(path, changes.get("fields", ()), changes.get("task"))
-    options = Options(changes.get("base", str(base)), file, tmp_path / "home")
+    options = Options(changes.get("base", str(base)), file, tmp_path / "home", changes.get("minutes"))
     with pytest.raises(error, match=message):
         quickstart(options, Console(file=io.StringIO()))
     assert not (tmp_path / "home").exists()
