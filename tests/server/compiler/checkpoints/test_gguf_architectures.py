@@ -12,7 +12,7 @@ from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from tests.server.compiler.conftest import WINDOW, eager_logits
 from tests.server.compiler.test_families import CLOSE, FAMILIES, YARN, make_family, relative
-from tests.server.gguf_files import write_gguf
+from tests.server.gguf_files import K_SCALES, quantized, write_gguf
 from tests.server.registry.exports.stock import LlamaCpp, prompts
 
 LENGTH = 12  # three windows of the tiny Gemma
@@ -144,16 +144,28 @@ def test_a_file_whose_convolutions_contradict_its_metadata_is_refused(tmp_path, 
         load_checkpoint(str(path))
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "BF16", "F16"])
-@pytest.mark.parametrize("name", ["phi3", pytest.param("granite", marks=pytest.mark.slow)])
+KINDS = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_SCALES)
+REORDERED = ("granite", "smollm3", "gpt_neox", "lfm2", "olmo3", "stablelm", "glm", "ministral3", "gemma3_text")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *[("phi3", kind) for kind in KINDS],
+        *[pytest.param(name, kind, marks=pytest.mark.slow) for name in REORDERED for kind in ("Q8_0", "Q4_1", "Q4_K")],
+    ],
+)
 def test_a_quantized_family_computes_what_transformers_does_with_its_weights(tmp_path, name, kind):
     kind = gguf.GGMLQuantizationType[kind]
-    made = make_family(tmp_path / "base", name, IN_GGUF[name][1])
-    path = write_gguf(made.model, IN_GGUF[name][0], tmp_path / "base.gguf", kind)
+    size = gguf.GGML_QUANT_SIZES[kind][0]
+    wide = {"hidden_size": size, "intermediate_size": size} if size > 32 else {}
+    architecture, settings = IN_GGUF[name]
+    made = make_family(tmp_path / "base", name, {**settings, **wide})
+    path = write_gguf(made.model, architecture, tmp_path / "base.gguf", kind)
     with torch.no_grad():
         for parameter in made.model.parameters():  # blocks lie within a row, whatever the order of rows
-            if parameter.dim() == 2 and parameter.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0:
-                blocks = gguf.quantize(parameter.numpy(), kind)
+            if parameter.dim() == 2 and parameter.shape[1] % size == 0:
+                blocks = quantized(parameter.numpy(), kind)
                 parameter.copy_(torch.from_numpy(gguf.dequantize(blocks, kind)))
         tokens = torch.from_numpy(prompts(4, LENGTH))
         expected = made.model(tokens).logits
