@@ -56,6 +56,9 @@ def quickstart(
     minutes: Annotated[
         float | None, typer.Option(min=0, help="About how long training may take; sets the number of steps.")
     ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Random seed of a new data set's split and of the training.")
+    ] = 0,
     home: Annotated[Path, typer.Option(help="Directory of server and device, which later runs use again.")] = Path(
         "~/.mobizo-quickstart"
     ),
@@ -91,6 +94,7 @@ def quickstart(
             form=file_format(form),
             delimiter=delimiter,
             encoding=encoding,
+            seed=seed,
         )
         report = run(Options(base, file, directory, minutes, continue_), console)
     except MobizoError as error:

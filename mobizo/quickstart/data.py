@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from device_agent.cli.tasks import read_task
 from device_agent.datasets.build import Addition, FieldMap, add
 from device_agent.datasets.formats import Format, Source, open_source
-from device_agent.datasets.splits import DEFAULT_SEED, SplitRule
+from device_agent.datasets.splits import SplitRule
 from device_agent.datasets.store import DatasetStore
 from device_agent.datasets.task_check import TaskCheck
 from device_agent.home import AgentHome
@@ -34,12 +34,16 @@ CHOSEN, REJECTED = "chosen", "rejected"
 SPLITS = (SplitRule().text, "80/20", "100")  # the first one whose splits all have records is used
 MAX_LABELS = 16  # of a suggested task
 MIN_RECORDS = 2  # of each label
+MAX_LISTED = 60  # characters of all labels: a longer list costs more time than the accuracy is worth
 LOOKED_AT = 1000  # records whose fields suggest a task
 
 
 @dataclass(frozen=True)
 class FileOptions:
-    """The owner's file and how it is read. adds: its records join those of the data set of this name."""
+    """The owner's file and how it is read. adds: its records join those of the data set of this name.
+
+    seed: of a new data set's split.
+    """
 
     path: Path
     fields: tuple[str, ...] = ()
@@ -49,6 +53,7 @@ class FileOptions:
     form: Format | None = None
     delimiter: str | None = None
     encoding: str | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ def check_data(options: FileOptions, home: AgentHome, tokenizer: Tokenizer | Non
         task = earlier_task or suggest_task(name, source, fields)
     files = tuple(dict.fromkeys([*earlier_files, key]))
     first_error: InvalidDataset | None = None
-    for rule in [None] if exists else [SplitRule.parse(split, DEFAULT_SEED) for split in SPLITS]:
+    for rule in [None] if exists else [SplitRule.parse(split, options.seed) for split in SPLITS]:
         addition = Addition(name, [source], fields, rule, "append" if exists else "new", task, tokenizer)
         try:
             check = add(DatasetStore(home.data), replace(addition, dry_run=True)).check
@@ -182,7 +187,8 @@ def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
 def _suggest_choice(name: str, source: Source, fields: FieldMap) -> Task:
     """Returns a choice task whose answers are the file's labels. Raises BadRequest for too few or too many labels.
 
-    Labels that differ by white space or case are one. The name of the label's column ends the prompt.
+    Labels that differ by white space or case are one. The name of the label's column ends the prompt; few short labels
+    are listed in its first line.
     """
     spellings: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for _, record in source.records(fields.columns.values()):
@@ -206,7 +212,8 @@ def _suggest_choice(name: str, source: Source, fields: FieldMap) -> Task:
         raise BadRequest(
             f"column {column!r} of {source.path} {_label_fault(frequent, spellings)}; or give one with --task"
         )
-    cue = column.strip().replace("{", "{{").replace("}", "}}")
+    cue, listed = _escaped(column.strip()), ", ".join(frequent)
+    first_line = f"{cue}: {_escaped(listed)}\n" if len(listed) <= MAX_LISTED else ""
     # A model chooses " in" or " in time" only by what comes after the shorter one; a label may have a full stop.
     end = next(
         end
@@ -215,10 +222,13 @@ def _suggest_choice(name: str, source: Source, fields: FieldMap) -> Task:
             (second + end).startswith(first + end) for first, second in permutations(map(str.lower, frequent), 2)
         )
     )
-    answers = tuple(
-        Answer(text=" " + text.replace("{", "{{").replace("}", "}}") + end, labels=(text,)) for text in frequent
-    )
-    return Task(name=name, prompt=f"{{{TEXT}}}\n{cue}:", answers=answers)
+    answers = tuple(Answer(text=f" {_escaped(text)}{end}", labels=(text,)) for text in frequent)
+    return Task(name=name, prompt=f"{first_line}{{{TEXT}}}\n{cue}:", answers=answers)
+
+
+def _escaped(text: str) -> str:
+    """Returns a template of a text."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _label_fault(frequent: list[str], spellings: Mapping[str, Counter[str]]) -> str:

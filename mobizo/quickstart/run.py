@@ -53,7 +53,6 @@ RANK, ALPHA = 32, 64
 WRITING_RANK, WRITING_ALPHA = 8, 32
 WRITING_STEPS = 40  # each has the loss of many answer tokens over the whole vocabulary
 LR = 3e-3
-EVALUATIONS = 2  # during training
 SAMPLE_TOKENS = 40  # of a held-out text that is shown at the end
 TEST_LIMIT, VALIDATION_LIMIT = 500, 200
 WRITING_TEST_LIMIT, WRITING_VALIDATION_LIMIT = 100, 40
@@ -202,10 +201,11 @@ def _job_request(base: BaseView, data: CheckedData, options: Options) -> JobRequ
         precision="int8",
     )
     training = TrainingSettings(
+        seed=options.file.seed,
         steps=steps,
         lr=LR,
         schedule="cosine",
-        evaluation_interval=max(steps // EVALUATIONS, 1),
+        evaluation_interval=steps,  # the learning rate is 0 at the end, and the last B is the best one
         token_dropout=0 if generates else TOKEN_DROPOUT,
         validation_limit=WRITING_VALIDATION_LIMIT if generates else VALIDATION_LIMIT,
         test_limit=WRITING_TEST_LIMIT if generates else TEST_LIMIT,

@@ -47,7 +47,7 @@ def records(tmp_path):
 def test_a_task_is_made_from_the_labels(records, tmp_path):
     data = check(records)
     assert (data.addition.name, data.suggested) == ("my-reviews", True)
-    assert data.task.prompt == "{text}\nlabel:"
+    assert data.task.prompt == "label: bright, dull\n{text}\nlabel:"
     assert [(answer.text, answer.labels) for answer in data.task.answers] == [
         (" bright", ("bright",)),
         (" dull", ("dull",)),
@@ -55,8 +55,10 @@ def test_a_task_is_made_from_the_labels(records, tmp_path):
     assert (data.check.fitting, data.check.suggested) == (80, 32)
     mapped = write_csv(tmp_path / "b.csv", 60, "says;is it {good}?", ("0", "1", "2"))
     data = check(mapped, "text=says", "label=is it {good}?")
-    assert data.task.prompt == "{text}\nis it {{good}}?:"
+    assert data.task.prompt == "is it {{good}}?: 0, 1, 2\n{text}\nis it {{good}}?:"
     assert data.check.fitting == 60
+    long = write_csv(tmp_path / "long.csv", 80, labels=("a" * 30, "b" * 30))  # a list would cost too many tokens
+    assert check(long).task.prompt == "{text}\nlabel:"
     sentiment = write_csv(tmp_path / "c.csv", 4, labels=("negative", "positive"))  # too few for three splits
     data = check(sentiment, task="sst2")
     assert (data.task.name, data.suggested) == ("sst2", False)
