@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from server.federation.privacy.repository import PrivacyRepository
-from server.jobs.accounting import Accountant
+from server.jobs import accounting as jobs_accounting
 from shared.federation import accounting
 from tests.server.actors import assert_problem, job_request
 from tests.server.federation.conftest import epsilon_of
@@ -154,18 +154,18 @@ def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatc
     """Each computation sets the budget meanwhile, which would wait in vain for a transaction that holds the budget and
     waits for the computation. Only the noise needs one: the fast bound shows that the budget is enough.
     """
-    learn, learned = Accountant.learn, []
+    learn, learned = jobs_accounting.learn, []
 
     def set_limit():
         with home.database.writing() as session:
             PrivacyRepository(session).set_limit("default", "alice", 50, 1e-5)
 
-    async def set_limit_and_learn(accountant, request):
+    async def set_limit_and_learn(process, request):
         await asyncio.to_thread(set_limit)
         learned.append(request)
-        await learn(accountant, request)
+        await learn(process, request)
 
-    monkeypatch.setattr(Accountant, "learn", set_limit_and_learn)
+    monkeypatch.setattr(jobs_accounting, "learn", set_limit_and_learn)
     monkeypatch.setattr(accounting, "_epsilon", None)  # nothing exact is computed in this process
     limit(operator, 50)
     job = private(privacy={"noise_multiplier": None, "epsilon": 2.345})
