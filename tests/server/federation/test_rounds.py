@@ -14,9 +14,7 @@ from tests.server.homes import SHAPE
 
 
 def test_two_rounds_of_federated_averaging(band):
-    band.create()
-    band.join("alice", "bob", "carol")
-    open_round = band.open()
+    open_round = band.begin("alice", "bob", "carol")
     assert (open_round["number"], open_round["state"], open_round["members"], open_round["start_version"]) == (
         1,
         "open",
@@ -256,8 +254,7 @@ def test_members_have_the_estimator_of_their_device_and_one_a(band):
     assert whole == view["recipe"]
     for recipe in (whole, parts):
         assert a_fingerprint(Recipe.model_validate(recipe), SHAPE) == view["a_sha256"]
-    assert band.upload("bob", lease, 4.0).status_code == 200
-    assert band.complete("bob", lease).status_code == 200
+    band.finish("bob", lease, 4.0)
     band.train_all(alice=1.0)
     assert band.round()["state"] == "published"
     np.testing.assert_array_equal(band.b(), np.float32(2.5))

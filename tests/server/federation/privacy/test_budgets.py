@@ -11,7 +11,7 @@ from server.federation.privacy.repository import PrivacyRepository
 from server.jobs import accounting as jobs_accounting
 from shared.federation import accounting
 from tests.server.actors import assert_problem, job_request
-from tests.server.federation.conftest import epsilon_of
+from tests.server.federation.conftest import NO_FIGURES, epsilon_of
 from tests.server.homes import eventually
 
 PRIVACY = {"clip": 0.2, "noise_multiplier": 1.0, "sampling_rate": 0.02}
@@ -203,9 +203,6 @@ def test_accounting_over_its_limits_is_refused(app, problem, monkeypatch):
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start_failing)
     job = private(privacy={"noise_multiplier": None, "epsilon": 5.678})
     problem(app.post("/v1/jobs", json=job_request(**job)), 503, "unavailable")
-
-
-NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
 def train_private(fleet, app, device, **changes):
