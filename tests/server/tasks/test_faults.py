@@ -16,6 +16,7 @@ from server.settings import Tuning
 from server.storage.directory import DiskArtifacts
 from server.tasks import requests
 from server.tasks.child_process import Stopped
+from server.tasks.handlers import Handler
 from server.tasks.queue import MAX_OUTAGE
 from server.tasks.repository import Task, WorkerProcess
 from server.tasks.sweeps import SweepFailure, failing_sweeps, run_guarded
@@ -25,16 +26,13 @@ from tests.server.federation.conftest import band  # noqa: F401  # a fixture
 from tests.server.homes import drain, eventually, sweep
 
 
-class Attempts:
+class Attempts(Handler):
     """A kind of task whose attempts do what a test says."""
 
     kind, subject_name = "attempt", "subject"
 
     def __init__(self):
         self.outcomes, self.failed, self.waited, self.runs, self.beats, self.published = [], [], [], 0, [], []
-
-    def memory_bytes(self, session, subject):
-        return 0
 
     def begin(self, session, subject):
         return subject
@@ -60,9 +58,6 @@ class Attempts:
 
     def fail(self, session, subject, error):
         self.failed.append((error.code, error.detail))
-
-    def is_transient(self, error):
-        return False
 
 
 @pytest.fixture
