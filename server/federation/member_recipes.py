@@ -89,19 +89,16 @@ def part_request(cohort: Cohort, part: MemberUpdate, start: StoredVersion | None
     )
 
 
-def round_task(session: Session, job: Job) -> RoundTask | None:
-    """Returns the description of the round that a job belongs to, or None if it belongs to no round."""
-    part = None if job.round is None else RoundRepository(session).of_job(job)
-    if part is None:
-        return None
-    cohort = part.round.cohort
-    settings = cohort.settings
+def round_task(session: Session, job: Job) -> RoundTask:
+    """Returns the description of the round that a job belongs to."""
+    cohort_round = RoundRepository(session).of_job(job).round
+    cohort, settings = cohort_round.cohort, cohort_round.cohort.settings
     return RoundTask(
         cohort=cohort.name,
-        number=part.round.position,
+        number=cohort_round.position,
         algorithm=settings.algorithm,
         upload=settings.upload,
         privacy=settings.privacy,
-        masking=secure_aggregation_parameters(part.round),
-        deadline=part.round.deadline,
+        masking=secure_aggregation_parameters(cohort_round),
+        deadline=cohort_round.deadline,
     )

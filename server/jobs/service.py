@@ -111,7 +111,7 @@ SUBSCRIBERS: Port[tuple[Callable[[Session], JobSubscriber], ...]] = Port("jobs.s
 # request is refused with, or `shared.federation.accounting.NotAccounted`.
 PREPARE_PRIVACY: Port[Callable[[Database, str, JobRequest], None]] = Port("jobs.prepare_privacy")
 # Returns what a device must know of the round that its job belongs to. Called only for jobs of a round.
-ROUND_TASK: Port[Callable[[Session, Job], RoundTask | None]] = Port("jobs.round_task")
+ROUND_TASK: Port[Callable[[Session, Job], RoundTask]] = Port("jobs.round_task")
 
 
 def subscribers(session: Session) -> list[JobSubscriber]:

@@ -107,8 +107,7 @@ class Trajectories:
         lease, job = leases.find(device_id, lease_id)
         if lease.ending is not Ending.COMPLETED:
             leases.renew(lease)
-        if job.round is not None:
-            UpdateService(session).check_clear(job)
+        UpdateService(session).check_clear(job)
         header, training = header_of(session, job, leases.manifest(job).manifest), job.request.training
         limit = min(ledger_limit(training, header.numbers), TRAJECTORY_BYTES)
         return Expected(header, training, limit)

@@ -160,7 +160,7 @@ class SecureAggregationService:
         return begun
 
     def _round(self, job: Job) -> CohortRound:
-        part = RoundRepository(self._session).of_job(job)
-        if part is None or part.round.cohort.settings.masking is None:
+        cohort_round = None if job.round is None else RoundRepository(self._session).of_job(job).round
+        if cohort_round is None or cohort_round.cohort.settings.masking is None:
             raise Conflict("the job of this lease does not belong to a masked round")
-        return part.round
+        return cohort_round
