@@ -15,7 +15,7 @@ from server.jobs.leases.repository import DeviceStatus, JobLease, LeasedJob, Lea
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer
-from server.jobs.scheduling.repository import Head, QueueRepository
+from server.jobs.scheduling.repository import QueueRepository
 from server.jobs.service import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
 from shared.errors import BudgetExceeded, StartDeleted, Unauthorized
 from shared.job import JobError, JobState
@@ -132,11 +132,8 @@ class LeaseGiving:
         """Leases the next job to each device that may train one. Returns leases and jobs by device."""
         granted: dict[str, LeasedJob] = {}
         all_heads = self._queue.heads_of_each(offers)
-        choices: dict[int, Head] = {}  # by job; a second device that would take the same one searches anew
-        for heads in all_heads:
-            for head in heads[:1]:
-                choices.setdefault(head.job_number, head)
-        jobs = self._queue.take_each(list(choices.values()))
+        # A second device that would take the same job searches anew.
+        jobs = self._queue.take_each([heads[0] for heads in all_heads if heads])
         start_tags: dict[str, int] = {}
         for offer, heads in zip(offers, all_heads, strict=True):
             job = jobs.pop(heads[0].job_number, None) if heads else None
