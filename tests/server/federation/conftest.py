@@ -56,10 +56,12 @@ class Band:
         self.devices, self.worker = {}, None
         self.view = None
 
-    def create(self, **changes):
+    def create(self, *users, **changes):
+        """A cohort of these users; its view before they joined."""
         answer = self.app.post("/v1/cohorts", json=cohort_request(**changes))
         assert answer.status_code == 201, answer.text
         self.view = answer.json()
+        self.join(*users)
         return self.view
 
     def join(self, *users):
@@ -70,8 +72,7 @@ class Band:
 
     def begin(self, *users, **changes):
         """A cohort of these users, its first round open; the round."""
-        self.create(**changes)
-        self.join(*users)
+        self.create(*users, **changes)
         return self.open()
 
     def open(self):

@@ -10,8 +10,7 @@ FEDBUFF = {"name": "fedbuff", "buffer_size": 2, "staleness_exponent": 1.0}
 
 @pytest.fixture
 def buffered_band(band):
-    band.create(algorithm=FEDBUFF, automatic=True)
-    band.join("alice", "bob", "carol")
+    band.create("alice", "bob", "carol", algorithm=FEDBUFF, automatic=True)
     band.work()
     band.home.compile()
     return band

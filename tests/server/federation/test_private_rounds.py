@@ -27,8 +27,7 @@ def privacy_view(band):
 
 
 def test_a_private_mean_is_clipped_noised_and_paid_for(band):
-    band.create(privacy={"members": MEMBERS})
-    band.join("alice", "bob")
+    band.create("alice", "bob", privacy={"members": MEMBERS})
     assert (privacy_view(band)["members_epsilon"], privacy_view(band)["rounds"]) == (0.0, 0)
     band.open()
     band.train_all(alice=100.0, bob=-100.0)
@@ -61,8 +60,7 @@ def test_examples_are_paid_for_by_each_run(band):
 
 
 def test_who_has_nothing_left_to_spend_is_not_asked(band, operator):
-    band.create(quorum=1, recipe=CLIPPED, privacy={"examples": EXAMPLES})
-    band.join("alice", "bob")
+    band.create("alice", "bob", quorum=1, recipe=CLIPPED, privacy={"examples": EXAMPLES})
     assert operator.put("/v1/users/bob/privacy", json={"epsilon": 0.01}).status_code == 200
     band.open()
     parts = band.parts()
