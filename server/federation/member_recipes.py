@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from server.catalog.bases import BaseModelEntry, BaseService
 from server.federation.models import Cohort, MemberUpdate, secure_aggregation_parameters
 from server.federation.round_repository import RoundRepository
-from server.jobs.recipes import RecipeBase, choose_recipe, demands_of, spare_memory
+from server.jobs.recipes import choose_recipe, demands_of, spare_memory
 from server.jobs.repository import Job
 from server.jobs.service import ResolvedJob
 from server.registry.models import StoredVersion
@@ -22,7 +22,7 @@ from shared.estimator_choice import Demands
 from shared.federation.cohort import CohortSettings, RoundTask
 from shared.federation.seeds import member_seed
 from shared.job import JobRequest, JobStart
-from shared.recipe import BaseRef, RequestedRecipe
+from shared.recipe import RequestedRecipe
 from shared.registry import Parent
 
 
@@ -53,22 +53,19 @@ class MemberRecipes:
         self._session, self._cohort = session, cohort
         hides_figures = cohort.settings.hides_figures
         self._common = ResolvedJob(base, cohort.task, cohort.recipe, start, hides_figures=hides_figures)
-        self._base: RecipeBase | None = None
-        if members_choose(cohort.settings):
-            reference = BaseRef(name=base.name, sha256=base.sha256)
-            tokenizer = BaseService(session, artifacts).tokenizer(base)
-            self._base = RecipeBase(reference, base.shape, base.parameters, tokenizer)
+        chosen = members_choose(cohort.settings)
+        self._tokenizer = BaseService(session, artifacts).tokenizer(base) if chosen else None
 
     def resolve(self, request: JobRequest) -> tuple[JobRequest, ResolvedJob]:
         """Returns a member's request, with the recipe as the cohort requests it, and the resolved job."""
-        if self._base is None:
+        if self._tokenizer is None:
             return request, self._common
-        cohort = self._cohort
+        cohort, base = self._cohort, self._common.base
         fields = cohort.settings.recipe.model_dump(include=set(RequestedRecipe.model_fields))
         request = request.model_copy(update={"recipe": RequestedRecipe.model_validate(fields)})
         spare = spare_memory(self._session, cohort.tenant, request)
         demands = member_demands(cohort.settings, request)
-        choice = choose_recipe(request, cohort.task, self._base, spare, demands)
+        choice = choose_recipe(request, cohort.task, base, self._tokenizer, spare, demands)
         return request, replace(self._common, recipe=choice.recipe, estimator_reason=choice.reason)
 
 
@@ -92,19 +89,16 @@ def part_request(cohort: Cohort, part: MemberUpdate, start: StoredVersion | None
     )
 
 
-def round_task(session: Session, job: Job) -> RoundTask | None:
-    """Returns the description of the round that a job belongs to, or None if it belongs to no round."""
-    part = None if job.round is None else RoundRepository(session).of_job(job)
-    if part is None:
-        return None
-    cohort = part.round.cohort
-    settings = cohort.settings
+def round_task(session: Session, job: Job) -> RoundTask:
+    """Returns the description of the round that a job belongs to."""
+    cohort_round = RoundRepository(session).of_job(job).round
+    cohort, settings = cohort_round.cohort, cohort_round.cohort.settings
     return RoundTask(
         cohort=cohort.name,
-        number=part.round.position,
+        number=cohort_round.position,
         algorithm=settings.algorithm,
         upload=settings.upload,
         privacy=settings.privacy,
-        masking=secure_aggregation_parameters(part.round),
-        deadline=part.round.deadline,
+        masking=secure_aggregation_parameters(cohort_round),
+        deadline=cohort_round.deadline,
     )

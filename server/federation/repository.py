@@ -18,7 +18,7 @@ from server.jobs.service import JobSubscriber
 from server.registry.models import Actor, Adapter, AuditEntry, AuditTrail
 from server.registry.repository import AdapterRepository
 from shared.errors import CohortNotFound, Conflict
-from shared.federation.cohort import AlgorithmSettings, UpdateState
+from shared.federation.cohort import UpdateState
 from shared.job import JobRequest
 from shared.registry import AdapterAction
 
@@ -42,11 +42,6 @@ class CohortRepository(Repository):
     def count(self, tenant: str) -> int:
         """Returns how many cohorts a tenant has."""
         return self._count(Cohort.tenant == tenant)
-
-    def algorithm_of(self, tenant: str, cohort: str) -> AlgorithmSettings | None:
-        """Returns the algorithm of a cohort, or None if there is no such cohort."""
-        settings = self._session.scalar(select(Cohort.settings).where(Cohort.tenant == tenant, Cohort.name == cohort))
-        return None if settings is None else settings.algorithm
 
     def by_number(self, number: int, *, lock: bool = False) -> Cohort:
         """Returns an existing cohort. lock: until the transaction ends."""

@@ -88,11 +88,11 @@ class RoundRepository(Repository):
         rows = self._session.execute(statement)
         return {row[0]: Figures(row[1], row[2], row[3], int(row[4]), int(row[5])) for row in rows}
 
-    def of_job(self, job: Job) -> MemberUpdate | None:
-        """Returns the part that a job was submitted for, with its round and member, or None."""
+    def of_job(self, job: Job) -> MemberUpdate:
+        """Returns the part that a job of a round was submitted for, with its round and member."""
         statement = select(MemberUpdate).where(MemberUpdate.job_number == job.number)
         related = joinedload(MemberUpdate.round), joinedload(MemberUpdate.member)
-        return self._session.scalar(statement.options(*related))
+        return self._session.scalars(statement.options(*related)).one()
 
     def parts(self, cohort_round: CohortRound, state: UpdateState) -> Sequence[MemberUpdate]:
         """Returns the parts of a round in one state, with their members, in order."""

@@ -19,7 +19,7 @@ from server.federation.repository import CohortRepository, record
 from server.federation.rounds import RoundService
 from server.identity.devices.service import BindingService
 from server.identity.quotas import Quota, QuotaService
-from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task
+from server.jobs.recipes import choose_recipe, resolve_task
 from server.jobs.repository import JobRepository
 from server.registry.models import Actor, Adapter
 from server.registry.repository import AdapterRepository
@@ -27,7 +27,6 @@ from server.storage.store import ArtifactStore
 from shared.errors import Conflict, NotFound
 from shared.federation.cohort import CohortRecipe, CohortSettings, MemberRequest
 from shared.job import JobRequest
-from shared.recipe import BaseRef
 from shared.registry import AdapterAction
 from shared.zo.lora import a_fingerprint, flat_size
 
@@ -68,9 +67,7 @@ class CohortService:
         base = bases.get(settings.base)
         request = resolve_privacy(request_of_member(settings))
         task = resolve_task(request)
-        reference = BaseRef(name=base.name, sha256=base.sha256)
-        of_base = RecipeBase(reference, base.shape, base.parameters, bases.tokenizer(base))
-        choice = choose_recipe(request, task, of_base, spare=None, demands=member_demands(settings, request))
+        choice = choose_recipe(request, task, base, bases.tokenizer(base), None, member_demands(settings, request))
         recipe = choice.recipe
         CalibrationService(self._session, self._artifacts).check(recipe, base.shape)
         # Stored explicitly, so that a different default in a later release does not change this cohort.

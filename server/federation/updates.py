@@ -50,9 +50,9 @@ class UpdateService:
 
     def expect(self, job: Job) -> ExpectedUpdate | None:
         """Returns the requirements on a job's update, or None for a job of no round. Raises RoundClosed, NotAMember."""
-        part = self._part(job)
-        if part is None:
+        if job.round is None:
             return None
+        part = self._rounds.of_job(job)
         cohort = part.round.cohort
         self._check_open(part)
         self.check_clear(job)
@@ -67,7 +67,7 @@ class UpdateService:
 
         Raises RoundClosed, NotAMember, or InvalidUpdate if the update has no examples to weigh it by.
         """
-        part = self._of(job)
+        part = self._rounds.of_job(job)
         cohort = part.round.cohort
         self._check_open(part)
         settings, claimed = cohort.settings, result.train_examples
@@ -90,8 +90,7 @@ class UpdateService:
 
     def is_masked(self, job: Job) -> bool:
         """Returns whether a job belongs to a masked round."""
-        part = self._part(job)
-        return part is not None and part.round.cohort.settings.masking is not None
+        return job.round is not None and self._rounds.of_job(job).round.cohort.settings.masking is not None
 
     def check_clear(self, job: Job) -> None:
         """Raises InvalidUpdate if the job's round accepts masked updates only."""
@@ -100,22 +99,14 @@ class UpdateService:
 
     def check_summed(self, job: Job, device_id: str) -> None:
         """Raises Conflict unless a device's masked vector is in the sum of its job's round."""
-        if not self._secure_aggregation.is_summed(self._of(job).round, device_id):
+        if not self._secure_aggregation.is_summed(self._rounds.of_job(job).round, device_id):
             raise Conflict("the sum contains no masked vector of this device; take part in every phase, then complete")
 
     def receipt(self, job: Job) -> RoundReceipt:
         """Returns the response to a completion that was already accepted."""
-        of_job = self._of(job).round
-        return RoundReceipt(cohort=of_job.cohort.name, round=of_job.position, updates=of_job.updates)
-
-    def _part(self, job: Job) -> MemberUpdate | None:
-        return None if job.round is None else self._rounds.of_job(job)
-
-    def _of(self, job: Job) -> MemberUpdate:
-        part = self._part(job)
-        if part is None:
-            raise RuntimeError(f"job {job.id} belongs to a round, but to no member's part in it")
-        return part
+        cohort_round = self._rounds.of_job(job).round
+        cohort = cohort_round.cohort.name
+        return RoundReceipt(cohort=cohort, round=cohort_round.position, updates=cohort_round.updates)
 
     def _check_open(self, part: MemberUpdate) -> None:
         cohort = part.round.cohort.name

@@ -41,9 +41,7 @@ class ServedAdapter:
     """One adapter's B (D,), and the projections that its recipe shares with others."""
 
     def __init__(self, projections: Projections, flat: F32) -> None:
-        """flat: float32 (D,). Raises ValueError for another shape."""
-        if flat.shape != (projections.size,):
-            raise ValueError(f"B of shape {flat.shape} for a recipe of size {projections.size}")
+        """flat: float32 (D,)."""
         self.projections = projections
         self._flat = torch.from_numpy(np.ascontiguousarray(flat))
         self.nbytes = int(flat.nbytes)

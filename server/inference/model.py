@@ -58,31 +58,28 @@ class ServingLayer(DecoderLayer):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, tables: AttentionTables) -> Tensor:
         """As `DecoderLayer.mix`, with the cache if there is one."""
-        if self.cache is not None and self.shape.facts.convolves:
-            return self._convolve_cached(self.cache[0], self.places, q, k * v, tables)
-        if self.cache is not None and self.places is not None:
-            return self._attend_cached(self.cache, self.places, q, k, v, tables)
-        if self.cache is not None:
-            self.cache[0][..., : k.shape[1]] = k.permute(0, 2, 3, 1)
-            self.cache[1][:, :, : v.shape[1]] = v.permute(0, 2, 1, 3)
+        if self.cache is None:
+            return super().mix(q, k, v, tables)
+        if self.places is not None:
+            return self._mix_cached(self.cache, self.places, q, k, v, tables)
+        length = k.shape[1]
+        if self.shape.facts.convolves:
+            self.cache[0][:, :length] = (k * v).squeeze(2)
+        else:
+            self.cache[0][..., :length] = k.permute(0, 2, 3, 1)
+            self.cache[1][:, :, :length] = v.permute(0, 2, 1, 3)
         return super().mix(q, k, v, tables)
 
-    def _convolve_cached(
-        self, cache: Tensor, places: Tensor | None, gate: Tensor, gated: Tensor, tables: AttentionTables
-    ) -> Tensor:
-        """The gated convolution of whole texts, or of one token of each row; gate, gated (R, S, 1, hidden)."""
-        gate, gated, rows = gate.squeeze(2), gated.squeeze(2), torch.arange(len(gated))
-        if places is None:
-            cache[:, : gated.shape[1]] = gated
-            return gate * convolution(gated, tables)
-        cache[rows, places] = gated.squeeze(1)
-        return gate * convolution(cache[:, : tables.shifts[0].shape[-1]], tables)
-
-    def _attend_cached(
+    def _mix_cached(
         self, cache: Cache, places: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: AttentionTables
     ) -> Tensor:
-        """Attention of one token of each row, (R, 1, heads * head_dim); q, k, v as `heads` returns them."""
-        (keys, values), rows, length = cache, torch.arange(len(q)), tables.mask.shape[-1]
+        """The same of one token of each row over the cache, (R, 1, heads * head_dim) or (R, 1, hidden)."""
+        rows = torch.arange(len(q))
+        if self.shape.facts.convolves:
+            inputs = cache[0]
+            inputs[rows, places] = (k * v)[:, 0, 0]
+            return q.squeeze(2) * convolution(inputs[:, : tables.shifts[0].shape[-1]], tables)
+        (keys, values), length = cache, tables.mask.shape[-1]
         keys[rows, :, :, places] = k.squeeze(1)
         values[rows, :, places] = v.squeeze(1)
         q = q.reshape(len(q) * k.shape[2], -1, k.shape[3])

@@ -20,7 +20,7 @@ from server.registry.repository import resolve
 from server.storage.store import ArtifactStore
 from shared.errors import AdapterNotFound, BadRequest, BaseMismatch, VersionHeld
 from shared.registry import MAIN, VersionState
-from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreRow
+from shared.scoring import AnswerScore, RowScore, ScoreRequest, ScoreRow
 from shared.task import Task
 from shared.task_records import Choice, filled_length, read_question
 from shared.task_templates import named_task
@@ -40,27 +40,15 @@ class ResolvedTarget:
     name: str | None
     version: StoredVersion | None
 
-    @property
-    def scored_by(self) -> dict[str, object]:
-        """The fields of `ScoredBy`."""
-        version = self.version
-        return ScoredBy(
-            base=self.base.name,
-            adapter=self.name,
-            version=None if version is None else version.version,
-            revision=None if version is None else version.revision,
-        ).model_dump()
-
     @cached_property
     def base_ref(self) -> ServedBaseRef:
         """The base model as the scorer knows it."""
-        base, shape = self.base, self.base.shape
-        token_bytes = 4 * shape.cached_features
+        base = self.base
         return ServedBaseRef(
             sha256=base.sha256,
             source=base.source,
             nbytes=4 * base.parameters,
-            token_bytes=token_bytes,
+            token_bytes=4 * base.shape.cached_features,
             tokenizer=base.tokenizer_sha256,
         )
 
@@ -111,7 +99,15 @@ class ReadRow:
                 self.choices, self.labels, self.rows, scores, shares, strict=True
             )
         )
-        return RowScore.model_validate(self.target.scored_by | {"answers": answers, "best": scores.index(highest)})
+        version = self.target.version
+        return RowScore(
+            base=self.target.base.name,
+            adapter=self.target.name,
+            version=None if version is None else version.version,
+            revision=None if version is None else version.revision,
+            answers=answers,
+            best=scores.index(highest),
+        )
 
 
 class ScoringService:

@@ -10,8 +10,9 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
-from types import TracebackType
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from fastapi import Request
@@ -29,43 +30,37 @@ MAX_SECONDS = 60  # that a request waits for its turn and its answers
 Result = TypeVar("Result")
 
 
-class Accountant:
-    """A child process that answers accounting requests, started by the first and killed at the end of the context."""
+@asynccontextmanager
+async def accountant() -> AsyncIterator[Process]:
+    """Starts a child process that answers accounting requests; it is killed at the end of the context."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "shared.federation.accounting"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=ONE_THREAD | os.environ,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
-    _process: asyncio.subprocess.Process | None = None
 
-    async def __aenter__(self) -> Accountant:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is not None:
-            if self._process.returncode is None:
-                self._process.kill()
-            await self._process.wait()
-
-    async def learn(self, request: AccountingRequest) -> None:
-        """Computes and remembers an answer. Raises what the request is refused with, Unavailable at a limit."""
-        if self._process is None:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "shared.federation.accounting"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env=ONE_THREAD | os.environ,
-            )
-        questions, answers = self._process.stdin, self._process.stdout
-        if questions is None or answers is None:
-            raise RuntimeError("the child process has no pipes")
-        questions.write(request.model_dump_json().encode() + b"\n")
-        line = await answers.readline()
-        if not line:
-            raise Unavailable("privacy accounting of this request takes too much time or memory; use fewer steps")
-        answer = json.loads(line)
-        if "problem" in answer:
-            raise from_problem(answer["problem"])
-        remember(request.key, answer["answer"])
+async def learn(process: Process, request: AccountingRequest) -> None:
+    """Has an answer computed and remembers it. Raises what the request is refused with, Unavailable at a limit."""
+    questions, answers = process.stdin, process.stdout
+    if questions is None or answers is None:
+        raise RuntimeError("the child process has no pipes")
+    questions.write(request.model_dump_json().encode() + b"\n")
+    line = await answers.readline()
+    if not line:
+        raise Unavailable("privacy accounting of this request takes too much time or memory; use fewer steps")
+    answer = json.loads(line)
+    if "problem" in answer:
+        raise from_problem(answer["problem"])
+    remember(request.key, answer["answer"])
 
 
 async def accounted(connection: Request, tenant: str, work: Callable[[], Result]) -> Result:
@@ -84,9 +79,9 @@ async def accounted(connection: Request, tenant: str, work: Callable[[], Result]
 
 async def _learn_all(state: AppState, tenant: str, work: Callable[[], Result], request: AccountingRequest) -> Result:
     try:
-        async with asyncio.timeout(MAX_SECONDS), state.get(ACCOUNTANTS.make).turn(tenant), Accountant() as accountant:
+        async with asyncio.timeout(MAX_SECONDS), state.get(ACCOUNTANTS.make).turn(tenant), accountant() as process:
             while True:
-                await accountant.learn(request)
+                await learn(process, request)
                 try:
                     return await state.get(HANDLERS.make).run(tenant, work)
                 except NotAccounted as missing:

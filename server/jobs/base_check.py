@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from server.catalog.chat_templates import has_chat_template
 from server.compiler.checkpoints.checkpoint import inspect_headers
 from server.compiler.cost import compile_bytes
+from server.database.columns import view_of
 from server.jobs.memory import predicted_peak
 from shared.errors import InvalidRecipe
 from shared.precisions import check_precision
@@ -73,7 +74,7 @@ def check_base(source: str) -> BaseCheck:
     Raises UnknownBase, UnreadableCheckpoint, or UnsupportedModel, which names what would work instead.
     """
     facts, files = inspect_headers(source)
-    shape = BaseShape(**{field: getattr(facts, field) for field in BaseShape.model_fields})
+    shape = view_of(BaseShape, facts)
     precisions: dict[Precision, PrecisionCheck] = {}
     for precision in trainable_precisions():
         with suppress(InvalidRecipe):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 from tokenizers import Tokenizer
 
+from server.catalog.bases import BaseModelEntry
 from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.jobs.memory import predicted_peak, rough
 from server.jobs.scheduling.matching import DeviceOffer, can_run, needs_of
@@ -54,7 +55,7 @@ def resolve_task(request: JobRequest) -> Task:
     return named_task(request.task) if isinstance(request.task, str) else request.task
 
 
-def resolve_recipe(request: JobRequest, task: Task, base: BaseRef, shape: BaseShape, tokenizer: Tokenizer) -> Recipe:
+def resolve_recipe(request: JobRequest, task: Task, base: BaseModelEntry, tokenizer: Tokenizer) -> Recipe:
     """Returns the request's recipe with all fields set.
 
     Raises InvalidRecipe naming the field, or InvalidTask if the task's answers cannot give the sizes.
@@ -62,16 +63,16 @@ def resolve_recipe(request: JobRequest, task: Task, base: BaseRef, shape: BaseSh
     settings = request.recipe
     answer_length, choices = _answer_sizes(request, task, tokenizer)
     values = settings.model_dump() | {
-        "base": base,
+        "base": BaseRef(name=base.name, sha256=base.sha256),
         "answer_length": answer_length,
         "choices": choices,
-        "layers": resolve_layers(settings.layers, shape.layers),
+        "layers": resolve_layers(settings.layers, base.shape.layers),
         "kl": request.training.kl_weight > 0,
     }
     recipe = Recipe.model_validate(values)
     if recipe.loss == "candidates":
         check_answers(task, tokenizer)
-    _check(recipe, task, shape, request)
+    _check(recipe, task, base.shape, request)
     return recipe
 
 
@@ -192,16 +193,6 @@ def _check(recipe: Recipe, task: Task, shape: BaseShape, request: JobRequest) ->
 
 
 @dataclass(frozen=True)
-class RecipeBase:
-    """The facts of a base model that a recipe depends on. parameters: its number of weights."""
-
-    reference: BaseRef
-    shape: BaseShape
-    parameters: int
-    tokenizer: Tokenizer
-
-
-@dataclass(frozen=True)
 class SpareMemory:
     """The memory, bytes, that the device with the most of it can spare for a job, and the device's name."""
 
@@ -229,7 +220,12 @@ def possible_for(request: JobRequest) -> PossibleEstimators:
 
 
 def choose_recipe(
-    request: JobRequest, task: Task, base: RecipeBase, spare: SpareMemory | None, demands: Demands | None = None
+    request: JobRequest,
+    task: Task,
+    base: BaseModelEntry,
+    tokenizer: Tokenizer,
+    spare: SpareMemory | None,
+    demands: Demands | None = None,
 ) -> ChosenRecipe:
     """Returns the recipe of a request, its estimator chosen if the request leaves that to the server.
 
@@ -242,7 +238,7 @@ def choose_recipe(
 
     def resolve(settings: RequestedRecipe) -> Recipe:
         explicit = request.model_copy(update={"recipe": settings})
-        return resolve_recipe(explicit, task, base.reference, base.shape, base.tokenizer)
+        return resolve_recipe(explicit, task, base, tokenizer)
 
     if request.recipe.estimator != "auto":
         return ChosenRecipe(resolve(request.recipe))

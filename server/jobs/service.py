@@ -20,7 +20,7 @@ from server.database.database import Database, change_state, lock_name
 from server.identity.devices.service import BindingService
 from server.identity.quotas import Quota, QuotaService
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task, spare_memory
+from server.jobs.recipes import choose_recipe, resolve_task, spare_memory
 from server.jobs.repository import AWAITING_PROGRAM, JOB_EVENT, PROGRESS_EVENT, Job, JobRepository, StateTimes
 from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository, mark_ready
@@ -33,7 +33,7 @@ from shared.federation.cohort import RoundTask
 from shared.federation.secure_aggregation.redaction import redacted_progress, redacted_result
 from shared.job import OWNER_REFUSALS, TRANSITIONS, JobRequest, JobStart, JobState, Progress, RoundRef
 from shared.program import ProgramManifest, SignedManifest
-from shared.recipe import BaseRef, Recipe
+from shared.recipe import Recipe
 from shared.registry import Parent, SignedAdapter
 from shared.task import Task
 from shared.zo.lora import BaseShape
@@ -111,7 +111,7 @@ SUBSCRIBERS: Port[tuple[Callable[[Session], JobSubscriber], ...]] = Port("jobs.s
 # request is refused with, or `shared.federation.accounting.NotAccounted`.
 PREPARE_PRIVACY: Port[Callable[[Database, str, JobRequest], None]] = Port("jobs.prepare_privacy")
 # Returns what a device must know of the round that its job belongs to. Called only for jobs of a round.
-ROUND_TASK: Port[Callable[[Session, Job], RoundTask | None]] = Port("jobs.round_task")
+ROUND_TASK: Port[Callable[[Session, Job], RoundTask]] = Port("jobs.round_task")
 
 
 def subscribers(session: Session) -> list[JobSubscriber]:
@@ -263,9 +263,7 @@ class JobService:
         start_user = None if start is None or start.user == request.user else start.user
         self._check_device(tenant, request, start_user)
         spare = spare_memory(self._session, tenant, request) if request.recipe.estimator == "auto" else None
-        reference = BaseRef(name=base.name, sha256=base.sha256)
-        of_base = RecipeBase(reference, base.shape, base.parameters, self._bases.tokenizer(base))
-        choice = choose_recipe(request, task, of_base, spare)
+        choice = choose_recipe(request, task, base, self._bases.tokenizer(base), spare)
         recipe = choice.recipe
         if recipe.calibration is not None:
             CalibrationService(self._session, self._artifacts).check(recipe, base.shape)

@@ -70,8 +70,10 @@ def header_of(session: Session, job: Job, manifest: ProgramManifest) -> Trajecto
 
 def _proximal(session: Session, job: Job) -> float | None:
     """Returns mu of the proximal term of a job or its round; None for a job without one."""
-    algorithm = None if job.round is None else CohortRepository(session).algorithm_of(job.tenant, job.round.cohort)
-    half = DeviceAlgorithm(job.request.training.proximal) if algorithm is None else algorithm_of(algorithm).device
+    if job.round is None:
+        half = DeviceAlgorithm(job.request.training.proximal)
+    else:
+        half = algorithm_of(CohortRepository(session).find(job.tenant, job.round.cohort).settings.algorithm).device
     return half.mu if half.has_proximal_term else None
 
 
@@ -105,8 +107,7 @@ class Trajectories:
         lease, job = leases.find(device_id, lease_id)
         if lease.ending is not Ending.COMPLETED:
             leases.renew(lease)
-        if job.round is not None:
-            UpdateService(session).check_clear(job)
+        UpdateService(session).check_clear(job)
         header, training = header_of(session, job, leases.manifest(job).manifest), job.request.training
         limit = min(ledger_limit(training, header.numbers), TRAJECTORY_BYTES)
         return Expected(header, training, limit)
@@ -150,9 +151,7 @@ class Trajectories:
             raise NotReplayable(f"upload the adapter, too: {why}")
         flat = self._replay(request, trajectory) if why is None else None
         file = self.artifacts.read(request.completion.adapter_sha256) if request.uploaded else None
-        rebuilt = None
-        if flat is not None:
-            rebuilt = _check(request, flat, file)
+        rebuilt = None if flat is None else _check(request, flat, file)
         head, _ = split_adapter(file or rebuilt or b"", request.manifest.size)
         return Proof(
             sha256=sha256,
@@ -161,7 +160,7 @@ class Trajectories:
             start_sha256=trajectory.header.start_sha256,
             head=head,
             verified=flat is not None,
-            rebuilt=rebuilt if file is None else None,
+            rebuilt=rebuilt,
         )
 
     def _unproven(self, request: ProofRequest, trajectory: Trajectory) -> str | None:

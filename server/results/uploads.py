@@ -16,7 +16,7 @@ from server.federation.rounds import RoundService
 from server.federation.updates import ExpectedUpdate, UpdateService, measure
 from server.identity.quotas import QuotaService
 from server.identity.signing_keys.service import KeyService
-from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
+from server.jobs.leases.repository import Ending, JobLease
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job
 from server.jobs.service import JobLifecycle
@@ -125,11 +125,12 @@ def complete(
     """
     # The order of locks is described in server.database.database: signing key, cohort, device, job.
     key = KeyService(session, settings).private()
-    leases = LeaseService(session, settings.lease_seconds)
-    if LeaseRepository(session).round_of(device_id, lease_id) is not None:
-        return _complete_part(session, leases, device_id, lease_id, completion, proof)
-    adapters = AdapterService(session)
+    leases, updates = LeaseService(session, settings.lease_seconds), UpdateService(session)
+    updates.lock(lease_id)
     lease, job = leases.find(device_id, lease_id)
+    if job.round is not None:
+        return _complete_part(session, updates, leases, lease, job, completion, proof)
+    adapters = AdapterService(session)
     if lease.ending is Ending.COMPLETED:
         _check_same(lease, completion)
         return adapters.version_of_job(job)
@@ -155,16 +156,14 @@ def complete(
 
 def _complete_part(
     session: Session,
+    updates: UpdateService,
     leases: LeaseService,
-    device_id: str,
-    lease_id: str,
+    lease: JobLease,
+    job: Job,
     completion: Completion,
     proof: Proof | None,
 ) -> RoundReceipt:
     """Counts the uploaded file as a member's update; the last update ends the round."""
-    updates = UpdateService(session)
-    updates.lock(lease_id)
-    lease, job = leases.find(device_id, lease_id)
     if updates.is_masked(job):
         return _complete_masked(session, updates, leases, lease, job, completion)
     if lease.ending is Ending.COMPLETED:

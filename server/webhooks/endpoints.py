@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Response
 from sqlalchemy.orm import Session
 
+from server.database.columns import view_of
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.web.idempotency import Once
@@ -37,22 +38,20 @@ def create_webhook(
     """Creates a webhook; its secret is shown only once. Its events need the scopes of the routes with the same data."""
     response.headers["Cache-Control"] = "no-store"
     webhook, secret = _service(session, state, principal).create(request)
-    return WebhookGrant(secret=secret, view=WebhookView.model_validate(webhook, from_attributes=True))
+    return WebhookGrant(secret=secret, view=view_of(WebhookView, webhook))
 
 
 @router.get("")
 def list_webhooks(principal: Manager, session: Reading, paging: Paging) -> Page[WebhookView]:
     """Lists the tenant's webhooks, newest first, including disabled ones."""
     page_rows = WebhookRepository(session).page(principal.tenant, paging)
-    return paging.page(
-        [WebhookView.model_validate(row, from_attributes=True) for row in page_rows.rows], page_rows.before
-    )
+    return paging.page([view_of(WebhookView, row) for row in page_rows.rows], page_rows.before)
 
 
 @router.get("/{webhook_id}", responses=raises(NotFound))
 def get_webhook(principal: Manager, webhook_id: str, state: State, session: Reading) -> WebhookView:
     """Returns a webhook."""
-    return WebhookView.model_validate(_service(session, state, principal).get(webhook_id), from_attributes=True)
+    return view_of(WebhookView, _service(session, state, principal).get(webhook_id))
 
 
 @router.delete("/{webhook_id}", status_code=204, responses=raises(NotFound))
@@ -64,7 +63,7 @@ def delete_webhook(principal: Manager, webhook_id: str, state: State, session: W
 @router.post("/{webhook_id}/test", status_code=202, responses=raises(NotFound, Conflict))
 def test_webhook(principal: Manager, webhook_id: str, state: State, session: Writing, once: Once) -> DeliveryView:
     """Sends the event `webhook.test` once, also to a disabled webhook, which is enabled again if the test succeeds."""
-    return DeliveryView.model_validate(_service(session, state, principal).test(webhook_id), from_attributes=True)
+    return view_of(DeliveryView, _service(session, state, principal).test(webhook_id))
 
 
 @router.get("/{webhook_id}/deliveries", responses=raises(NotFound))
@@ -74,6 +73,4 @@ def list_deliveries(
     """Lists the messages of a webhook with the outcome of their latest attempt, newest first."""
     webhook = _service(session, state, principal).get(webhook_id)
     page_rows = WebhookRepository(session).deliveries(webhook, paging)
-    return paging.page(
-        [DeliveryView.model_validate(row, from_attributes=True) for row in page_rows.rows], page_rows.before
-    )
+    return paging.page([view_of(DeliveryView, row) for row in page_rows.rows], page_rows.before)

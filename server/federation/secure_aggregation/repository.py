@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Numbered, Table, UtcTime, text_enum
-from server.database.database import Repository, add_if_absent, locked
+from server.database.database import Repository
 from server.federation.models import CohortRound, MemberUpdate
 from server.jobs.repository import Job
 from server.storage.store import ArtifactStore, FileColumn, hold
@@ -84,34 +84,9 @@ class SecureAggregationRepository(Repository):
         """Returns a masked round, or None until the first of its devices has taken part."""
         return self._session.get(SecureAggregationRound, round_number)
 
-    def of_round(self, round_id: str) -> SecureAggregationRound | None:
-        """Returns the masked round of a cohort's round, by the id of the latter."""
-        statement = select(SecureAggregationRound).join(
-            CohortRound, CohortRound.number == SecureAggregationRound.round_number
-        )
-        return self._session.scalar(statement.where(CohortRound.id == round_id))
-
     def locked(self, round_number: int) -> SecureAggregationRound | None:
         """Like `get`, and locks the masked round with its devices until the transaction ends."""
         return self._one(SecureAggregationRound, SecureAggregationRound.round_number == round_number, lock=True)
-
-    def begin(
-        self, cohort_round: CohortRound, parameters: SecureAggregationParameters, phase_seconds: float, least: int
-    ) -> SecureAggregationRound:
-        """Returns the masked round of a cohort's round, locked. Creates it if it is absent."""
-        add_if_absent(
-            self._session,
-            SecureAggregationRound,
-            round_number=cohort_round.number,
-            parameters=parameters,
-            phase_seconds=phase_seconds,
-            least=least,
-            phase=Phase.KEYS,
-            closes_at=cohort_round.deadline,
-        )
-        return self._session.scalars(
-            locked(select(SecureAggregationRound).where(SecureAggregationRound.round_number == cohort_round.number))
-        ).one()
 
     def expects_members(self, round_number: int) -> bool:
         """Returns whether a member may still advertise keys, because the member's job has not ended."""

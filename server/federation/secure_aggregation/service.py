@@ -20,11 +20,10 @@ from server.federation.secure_aggregation.repository import (
     SecureAggregationRepository,
     SecureAggregationRound,
 )
-from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job
 from server.storage.store import ArtifactStore
-from shared.errors import Conflict, LeftOutOfRound, NotFound
+from shared.errors import Conflict, LeftOutOfRound
 from shared.federation.cohort import RoundState
 from shared.federation.secure_aggregation.fixed_point import Total, vector_bytes
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
@@ -43,7 +42,7 @@ class SecureAggregationProgress:
         self._session.flush()
         failed_members = self._repository.failed_members(masked.round_number)
         expects_members = self._repository.expects_members(masked.round_number)
-        return self._secure_aggregation(masked).tick(expects_members, masked.least, failed_members)
+        return _aggregation(self._session, masked).tick(expects_members, masked.least, failed_members)
 
     def advance(self, cohort_round: CohortRound) -> SecureAggregationRound | None:
         """Returns the masked round of a cohort's round, locked, after `tick`. None: no device has taken part yet."""
@@ -54,7 +53,7 @@ class SecureAggregationProgress:
 
     def summed(self, masked: SecureAggregationRound) -> dict[int, str]:
         """Returns the sha256 of each masked vector in the sum, by job number."""
-        there = {row.member for row in self._secure_aggregation(masked).in_sum()}
+        there = {row.member for row in _aggregation(self._session, masked).in_sum()}
         rows = DatabaseStore(self._session, masked).rows()
         return {row.job_number: row.vector_sha256 or "" for row in rows if row.member in there}
 
@@ -63,20 +62,20 @@ class SecureAggregationProgress:
         masked = self._repository.get(cohort_round.number)
         if masked is None or masked.phase not in (Phase.SUMMING, Phase.DONE):
             return False
-        return device_id in {row.member for row in self._secure_aggregation(masked).in_sum()}
+        return device_id in {row.member for row in _aggregation(self._session, masked).in_sum()}
 
     def finish(self, cohort_round: CohortRound, why: str | None = None) -> None:
         """Discards the shares and vectors of a round that has ended. why: the reason if the round was abandoned."""
         masked = self._repository.locked(cohort_round.number)
         if masked is not None and masked.phase not in (Phase.DONE, Phase.FAILED):
-            self._secure_aggregation(masked).finish(why)
-
-    def _secure_aggregation(self, masked: SecureAggregationRound) -> SecureAggregationSession:
-        return _aggregation(DatabaseStore(self._session, masked))
+            _aggregation(self._session, masked).finish(why)
 
 
-def _aggregation(store: DatabaseStore) -> SecureAggregationSession:
-    masked = store.session
+def _aggregation(
+    session: Session, masked: SecureAggregationRound, artifacts: ArtifactStore | None = None, job_number: int = 0
+) -> SecureAggregationSession:
+    """Returns the session over a masked round. artifacts, job_number: as for DatabaseStore."""
+    store = DatabaseStore(session, masked, artifacts, job_number)
     return SecureAggregationSession(store, masked.parameters, masked.phase_seconds, utc_now())
 
 
@@ -86,10 +85,10 @@ def round_total(database: Database, artifacts: ArtifactStore, round_id: str) -> 
     Raises Untrusted or InvalidUpload if the shares or vectors of the devices are inconsistent.
     """
     with database.reading() as session:
-        masked = SecureAggregationRepository(session).of_round(round_id)
+        masked = SecureAggregationRepository(session).get(RoundRepository(session).get_one(round_id).number)
         if masked is None:
             raise LeftOutOfRound("no device took part in the masked round")
-        aggregation = _aggregation(DatabaseStore(session, masked))
+        aggregation = _aggregation(session, masked)
         inputs, vectors = aggregation.unmasking_inputs(), [row.vector_sha256 or "" for row in aggregation.in_sum()]
     return unmask_sum(inputs, (artifacts.read(sha256) for sha256 in vectors))
 
@@ -106,16 +105,13 @@ class SecureAggregationService:
 
         Raises NotFound or Gone if the device no longer holds the lease, Conflict if the job belongs to no masked round.
         """
-        lease = LeaseRepository(self._session).get_unlocked(device_id, lease_id)
-        if lease is None:
-            raise NotFound(f"this device has no lease {lease_id!r}")
-        LeaseService(self._session, self._lease_seconds).check(lease)
-        cohort_round = self._round(self._session.get_one(Job, lease.job_number))
+        job = LeaseService(self._session, self._lease_seconds).job_unlocked(device_id, lease_id)
+        cohort_round = self._round(job)
         masked = self._repository.get(cohort_round.number)
         if masked is None:
             return SecureAggregationView(phase=Phase.KEYS, closes_at=cohort_round.deadline, waits=False), False
         late = not masked.phase.over and masked.closes_at is not None and masked.closes_at <= utc_now()
-        return self._secure_aggregation(masked).view(device_id, known), late
+        return _aggregation(self._session, masked).view(device_id, known), late
 
     def size(self, device_id: str, lease_id: str) -> int:
         """Returns the size in bytes of a device's masked vector. Raises NotFound, Gone or Conflict."""
@@ -137,7 +133,7 @@ class SecureAggregationService:
         lease, job = leases.find(device_id, lease_id)
         leases.renew(lease)
         masked = self._begun(job)
-        aggregation = self._secure_aggregation(masked, job.number)
+        aggregation = _aggregation(self._session, masked, self._artifacts, job.number)
         before = masked.phase
         apply(aggregation, device_id)
         self._progress.tick(masked)
@@ -152,13 +148,19 @@ class SecureAggregationService:
         parameters, settings = secure_aggregation_parameters(cohort_round), cohort_round.cohort.settings
         if cohort_round.state is not RoundState.OPEN or parameters is None or settings.masking is None:
             raise LeftOutOfRound(f"round {cohort_round.position} of {cohort_round.cohort.name} has ended")
-        return self._repository.begin(cohort_round, parameters, settings.masking.phase_seconds, settings.quorum)
+        begun = SecureAggregationRound(
+            round_number=cohort_round.number,
+            parameters=parameters,
+            phase_seconds=settings.masking.phase_seconds,
+            least=settings.quorum,
+            phase=Phase.KEYS,
+            closes_at=cohort_round.deadline,
+        )
+        self._repository.add(begun)  # only once, because the cohort is locked
+        return begun
 
     def _round(self, job: Job) -> CohortRound:
-        part = RoundRepository(self._session).of_job(job)
-        if part is None or part.round.cohort.settings.masking is None:
+        cohort_round = None if job.round is None else RoundRepository(self._session).of_job(job).round
+        if cohort_round is None or cohort_round.cohort.settings.masking is None:
             raise Conflict("the job of this lease does not belong to a masked round")
-        return part.round
-
-    def _secure_aggregation(self, masked: SecureAggregationRound, job_number: int = 0) -> SecureAggregationSession:
-        return _aggregation(DatabaseStore(self._session, masked, self._artifacts, job_number))
+        return cohort_round

@@ -28,7 +28,6 @@ from shared.protocol import ChosenStart, Decline, Lease, LeaseRequest, LeaseStat
 from shared.request_signature import RequestSignature
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
-LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
 MAX_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
 NOTE_SECONDS = 60.0  # between two writes of when a device was seen
 
@@ -136,9 +135,7 @@ async def acquire_lease(
     )
     await state.get(Presences).record(principal.device_id, report)
     lease = None
-    requested = lease_request.lease_seconds
-    seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
-    poll = JobPoll(principal.tenant, principal.device_id, lease_request, seconds)
+    poll = JobPoll(principal.tenant, principal.device_id, lease_request)
     long_poll = state.get(make_long_poll)
     found = await state.get(make_arrivals).add(poll)
     offer, ready = found.offer, found.ready

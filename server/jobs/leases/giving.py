@@ -15,13 +15,14 @@ from server.jobs.leases.repository import DeviceStatus, JobLease, LeasedJob, Lea
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer
-from server.jobs.scheduling.repository import Head, QueueRepository
+from server.jobs.scheduling.repository import QueueRepository
 from server.jobs.service import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
 from shared.errors import BudgetExceeded, StartDeleted, Unauthorized
 from shared.job import JobError, JobState
 from shared.protocol import Lease, ReferenceTexts
 from shared.registry import SignedAdapter
 
+MAX_LEASE_SECONDS = 3600.0  # that a device may ask for
 NO_TEXTS: Mapping[str, ReferenceTexts] = MappingProxyType({})
 Answer = tuple[Lease | None, DeviceOffer]  # a lease if there is a job for the device, and its current offer
 
@@ -60,6 +61,7 @@ class LeaseGiving:
             return Unauthorized(REVOKED)
         declined = self._leases.declined(device_id, request.memory_bytes, utc_now()) if status.has_declined else ()
         datasets = frozenset(request.datasets)
+        seconds = None if request.lease_seconds is None else min(request.lease_seconds, MAX_LEASE_SECONDS)
         return DeviceOffer(
             tenant,
             device_id,
@@ -71,6 +73,7 @@ class LeaseGiving:
             frozenset(declined),
             cooling_down=is_cooling_down(status.cooldown_until),
             may_hold=status.had_lease and self._leases.may_hold(device_id, datasets),
+            lease_seconds=seconds,
         )
 
     def acquire_each(self, polls: Sequence[JobPoll]) -> list[Answer | Exception]:
@@ -79,74 +82,70 @@ class LeaseGiving:
         Reads and writes for all devices together, because a lease of its own costs a dozen statements.
         """
         offers = self.offers(polls, lock=True)
-        firsts: dict[str, tuple[DeviceOffer, float | None]] = {}
-        for poll, offer in zip(polls, offers, strict=True):
+        firsts: dict[str, DeviceOffer] = {}
+        for offer in offers:
             if isinstance(offer, DeviceOffer):
-                firsts.setdefault(poll.device_id, (offer, poll.seconds))
-        leases = dict(zip(firsts, self._acquire(list(firsts.values())), strict=True))
+                firsts.setdefault(offer.device_id, offer)
+        leases = self._acquire(list(firsts.values()))
         answers: list[Answer | Exception] = []
         for poll, offer in zip(polls, offers, strict=True):
             if isinstance(offer, Exception):
                 answers.append(offer)
-            elif firsts[poll.device_id][0] is offer:
-                answers.append((leases[poll.device_id], offer))
+            elif firsts[poll.device_id] is offer:
+                answers.append((leases.get(poll.device_id), offer))
             else:
                 # Of two requests of a device, the later one finds the lease that the earlier one got.
                 again = self.offers([poll])[0]
                 answers.append(
-                    again if isinstance(again, Exception) else (self._acquire([(again, poll.seconds)])[0], again)
+                    again if isinstance(again, Exception) else (self._acquire([again]).get(poll.device_id), again)
                 )
         return answers
 
-    def _acquire(self, asked: Sequence[tuple[DeviceOffer, float | None]]) -> list[Lease | None]:
+    def _acquire(self, offers: Sequence[DeviceOffer]) -> dict[str, Lease]:
         """Leases to each device the job that it has, else the one it had, else the first that it may train.
 
-        asked: offers that were read in this transaction, with different devices, locked; and how long the lease lasts
-        without a heartbeat, None: the server's setting.
+        offers: read in this transaction, of different devices, locked. Returns leases by device.
         """
         # The jobs too, which the session itself would forget.
         taken: dict[str, LeasedJob] = {}  # by device
-        held = [(offer, seconds) for offer, seconds in asked if offer.may_hold]
-        for offer, _ in held:
-            leased = self._leases.live(offer.device_id, offer.datasets)
-            if leased is not None:
+        for offer in offers:
+            if offer.may_hold and (leased := self._held(offer)) is not None:
                 taken[offer.device_id] = leased
-        for offer, _ in held:
+        for offer in offers:
             if offer.device_id in taken:
-                continue
+                lease, _ = taken[offer.device_id]
+                lease.memory_bytes, lease.seconds = offer.memory_bytes, offer.lease_seconds
+                self._keeping.extend(lease)
+        taken |= self._grant_each([offer for offer in offers if offer.device_id not in taken])
+        return {device_id: self._view(lease, job) for device_id, (lease, job) in taken.items()}
+
+    def _held(self, offer: DeviceOffer) -> LeasedJob | None:
+        """Returns the lease that a device has, or the expired one that it had, revived."""
+        leased = self._leases.live(offer.device_id, offer.datasets)
+        if leased is None:
             leased = self._leases.lapsed(offer.device_id, offer.datasets)
             if leased is not None:
                 self._keeping.revive(leased[0])
-                taken[offer.device_id] = leased
-        for offer, seconds in held:
-            if offer.device_id in taken:
-                lease, _ = taken[offer.device_id]
-                lease.memory_bytes, lease.seconds = offer.memory_bytes, seconds
-                self._keeping.extend(lease)
-        taken |= self._grant_each([pair for pair in asked if pair[0].device_id not in taken])
-        return [self._view(*taken[offer.device_id]) if offer.device_id in taken else None for offer, _ in asked]
+        return leased
 
-    def _grant_each(self, asked: Sequence[tuple[DeviceOffer, float | None]]) -> dict[str, LeasedJob]:
+    def _grant_each(self, offers: Sequence[DeviceOffer]) -> dict[str, LeasedJob]:
         """Leases the next job to each device that may train one. Returns leases and jobs by device."""
         granted: dict[str, LeasedJob] = {}
-        all_heads = self._queue.heads_of_each([offer for offer, _ in asked])
-        choices: dict[int, Head] = {}  # by job; a second device that would take the same one searches anew
-        for heads in all_heads:
-            for head in heads[:1]:
-                choices.setdefault(head.job_number, head)
-        jobs = self._queue.take_each(list(choices.values()))
+        all_heads = self._queue.heads_of_each(offers)
+        # A second device that would take the same job searches anew.
+        jobs = self._queue.take_each([heads[0] for heads in all_heads if heads])
         start_tags: dict[str, int] = {}
-        for (offer, seconds), heads in zip(asked, all_heads, strict=True):
+        for offer, heads in zip(offers, all_heads, strict=True):
             job = jobs.pop(heads[0].job_number, None) if heads else None
             if job is not None and self._may_begin(job, offer.device_id):
-                granted[offer.device_id] = self._grant(job, offer, seconds), job
+                granted[offer.device_id] = self._grant(job, offer), job
                 start_tags[offer.tenant] = max(job.start_tag, start_tags.get(offer.tenant, 0))
         for tenant, start_tag in start_tags.items():
             self._queue.advance(tenant, start_tag)
         # Only now, because a search finds also jobs that this transaction has locked.
-        for (offer, seconds), heads in zip(asked, all_heads, strict=True):
+        for offer, heads in zip(offers, all_heads, strict=True):
             if heads and offer.device_id not in granted and (job := self._first(offer)) is not None:
-                granted[offer.device_id] = self._grant(job, offer, seconds), job
+                granted[offer.device_id] = self._grant(job, offer), job
         return granted
 
     def _first(self, offer: DeviceOffer) -> Job | None:
@@ -170,7 +169,7 @@ class LeaseGiving:
             return False
         return True
 
-    def _grant(self, job: Job, offer: DeviceOffer, seconds: float | None) -> JobLease:
+    def _grant(self, job: Job, offer: DeviceOffer) -> JobLease:
         now = utc_now()
         lease = JobLease(
             id=new_id("lease"),
@@ -179,7 +178,7 @@ class LeaseGiving:
             created_at=now,
             expires_at=now,
             memory_bytes=offer.memory_bytes,
-            seconds=seconds,
+            seconds=offer.lease_seconds,
         )
         self._keeping.extend(lease)
         self._session.add(lease)  # stored with the next statement

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -52,19 +52,8 @@ class Waiter:
 class LongPoll:
     """The waiting devices of one process. Used only by the thread that runs the event loop."""
 
-    def __init__(
-        self,
-        database: Database,
-        shutdown: Shutdown,
-        poll_seconds: float,
-        before_search: Callable[[Session], None] = lambda session: None,
-    ) -> None:
-        """poll_seconds: between two polls of the database.
-
-        before_search: called in a thread before each search, with its session.
-        """
-        self._database, self._shutdown, self._poll_seconds = database, shutdown, poll_seconds
-        self._before_search = before_search
+    def __init__(self, database: Database, shutdown: Shutdown) -> None:
+        self._database, self._shutdown = database, shutdown
         self._turns: deque[tuple[str, str]] = deque()  # tenants and users that periodic polls look at next
         # In the order of arrival: all devices, and devices by tenant and user.
         self._waiters: dict[Waiter, None] = {}
@@ -156,7 +145,7 @@ class LongPoll:
     async def _keep_polling(self) -> None:
         """Polls until no device waits, or the server stops."""
         loop = asyncio.get_running_loop()
-        while not await self._shutdown.pause(self._poll_seconds) and self._waiters:
+        while not await self._shutdown.pause(LOOK_SECONDS) and self._waiters:
             self._poll = loop.run_in_executor(None, self._ready, _by_tenant(self._next_turn()))
             try:
                 self._wake_for(await self._poll)
@@ -181,7 +170,11 @@ class LongPoll:
             return self._search(session, users_by_tenant)
 
     def _search(self, session: Session, users_by_tenant: Mapping[str, Sequence[str]]) -> ReadyJobs:
-        self._before_search(session)
+        """Returns the ready jobs of users, after overdue leases were taken back."""
+        if LeaseRepository(session).overdue(utc_now()):
+            session.rollback()  # gives its connection back; on SQLite, what is read next is as of now
+            with self._database.writing() as writing:
+                take_back_overdue(writing)
         queue, ready = QueueRepository(session), list[tuple[Lane, int]]()
         for tenant, users in users_by_tenant.items():
             for start in range(0, len(users), CHUNK):
@@ -214,13 +207,5 @@ def _keys(offer: DeviceOffer) -> list[tuple[str, str]]:
 
 
 def make_long_poll(state: AppState) -> LongPoll:
-    """Makes the long poll of devices that wait for a job. Overdue leases are taken back before each poll."""
-
-    def take_back(reading: Session) -> None:
-        if not LeaseRepository(reading).overdue(utc_now()):
-            return
-        reading.rollback()  # gives its connection back; on SQLite, what is read next is as of now
-        with state.database.writing() as session:
-            take_back_overdue(session)
-
-    return LongPoll(state.database, state.shutdown, LOOK_SECONDS, take_back)
+    """Makes the long poll of devices that wait for a job."""
+    return LongPoll(state.database, state.shutdown)

@@ -13,12 +13,11 @@ from shared.protocol import ChosenStart, LeaseRequest
 
 @dataclass(frozen=True)
 class JobPoll:
-    """A device's request for a job. seconds: duration of the lease without a heartbeat; None: the server's setting."""
+    """A device's request for a job."""
 
     tenant: str
     device_id: str
     request: LeaseRequest
-    seconds: float | None = None
 
 
 class Parting(StrEnum):

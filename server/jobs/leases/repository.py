@@ -35,7 +35,7 @@ from server.jobs.repository import Job
 from server.programs.service import ProgramBlob
 from server.storage.store import FileColumn
 from shared.capabilities import Labels
-from shared.job import JobState, RoundRef
+from shared.job import JobState
 
 DECLINE_LASTS = timedelta(hours=1)  # for a device that does not report its memory
 
@@ -191,11 +191,6 @@ class LeaseRepository(Repository):
     def get_unlocked(self, device_id: str, lease_id: str) -> JobLease | None:
         """Returns a lease of that device, live or ended, without locking anything."""
         return self._one(JobLease, JobLease.device_id == device_id, JobLease.id == lease_id)
-
-    def round_of(self, device_id: str, lease_id: str) -> RoundRef | None:
-        """Returns the round that a leased job belongs to, without locking anything."""
-        job_round = select(Job.round).join(JobLease, JobLease.job_number == Job.number)
-        return self._session.scalar(job_round.where(JobLease.device_id == device_id, JobLease.id == lease_id))
 
     def live(self, device_id: str, datasets: Collection[str]) -> LeasedJob | None:
         """Returns the device's live lease on a job whose data set it still has, and the job, which is locked."""

@@ -36,7 +36,10 @@ class Needs(StrictModel):
 
 @dataclass(frozen=True)
 class DeviceOffer:
-    """A device that requests a job. memory_bytes: memory it can spare."""
+    """A device that requests a job. memory_bytes: memory it can spare.
+
+    lease_seconds: duration of its lease without a heartbeat; None: the server's setting.
+    """
 
     tenant: str
     device_id: str
@@ -48,6 +51,7 @@ class DeviceOffer:
     declined: frozenset[str] = frozenset()  # ids of recipes that it had too little memory for
     cooling_down: bool = False  # after too many failures in a row
     may_hold: bool = False  # has a lease, or an expired one that it may resume
+    lease_seconds: float | None = None
 
     @classmethod
     def reported(cls, device: Device, report: DeviceReport, users: Iterable[str]) -> DeviceOffer:

@@ -26,6 +26,8 @@ COHORT = {
     "training": {"steps": 3},
     "quorum": 2,
 }
+# What a private job may not tell.
+NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
 def cohort_request(**changes):
@@ -54,10 +56,12 @@ class Band:
         self.devices, self.worker = {}, None
         self.view = None
 
-    def create(self, **changes):
+    def create(self, *users, **changes):
+        """A cohort of these users; its view before they joined."""
         answer = self.app.post("/v1/cohorts", json=cohort_request(**changes))
         assert answer.status_code == 201, answer.text
         self.view = answer.json()
+        self.join(*users)
         return self.view
 
     def join(self, *users):
@@ -68,8 +72,7 @@ class Band:
 
     def begin(self, *users, **changes):
         """A cohort of these users, its first round open; the round."""
-        self.create(**changes)
-        self.join(*users)
+        self.create(*users, **changes)
         return self.open()
 
     def open(self):
@@ -99,15 +102,17 @@ class Band:
         body = {"adapter_sha256": sha256_hex(self.update), "result": result(**changes)}
         return self.devices[user].post(f"/v1/leases/{lease['id']}/complete", json=body)
 
+    def finish(self, user, lease, value, **changes):
+        """Uploads and completes; what the device is told in the end."""
+        for answer in (self.upload(user, lease, value), self.complete(user, lease, **changes)):
+            assert answer.status_code == 200, answer.text
+        return answer.json()
+
     def train(self, user, value, **changes):
         """One member's whole part: what the device is told in the end."""
         lease = self.lease(user)
         assert lease is not None
-        answer = self.upload(user, lease, value)
-        assert answer.status_code == 200, answer.text
-        answer = self.complete(user, lease, **changes)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        return self.finish(user, lease, value, **changes)
 
     def train_all(self, result_changes=None, **values):
         """The whole part of each of these users, then a worker's part. result_changes: changes of their results."""

@@ -10,18 +10,10 @@ FEDBUFF = {"name": "fedbuff", "buffer_size": 2, "staleness_exponent": 1.0}
 
 @pytest.fixture
 def buffered_band(band):
-    band.create(algorithm=FEDBUFF, automatic=True)
-    band.join("alice", "bob", "carol")
+    band.create("alice", "bob", "carol", algorithm=FEDBUFF, automatic=True)
     band.work()
     band.home.compile()
     return band
-
-
-def finish(band, user, lease, value):
-    assert band.upload(user, lease, value).status_code == 200
-    answer = band.complete(user, lease)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 @pytest.mark.both_databases
@@ -33,12 +25,12 @@ def test_a_slow_device_counts_in_a_later_round_and_weighs_less(buffered_band):
     assert (buffered_band.round(2)["state"], buffered_band.round(2)["members"]) == ("open", 3)
     buffered_band.work()
     np.testing.assert_array_equal(buffered_band.b("v1"), np.float32(2.0))
-    assert finish(buffered_band, "carol", slow, 8.0)["round"] == 2
+    assert buffered_band.finish("carol", slow, 8.0)["round"] == 2
     carol = buffered_band.parts(2)["carol"]
     assert (carol["staleness"], carol["state"]) == (1, "counted")
     fresh = buffered_band.lease("alice")
     assert fresh["start"]["manifest"]["version"] == 1
-    finish(buffered_band, "alice", fresh, 6.0)
+    buffered_band.finish("alice", fresh, 6.0)
     buffered_band.work()
     # From 2: (8 / 2 + 4) / 2 more, as carol's update began one version before.
     np.testing.assert_array_equal(buffered_band.b("v2"), np.float32(2 + (8 * 0.5 + (6 - 2)) / 2))
@@ -51,8 +43,8 @@ def test_two_rounds_that_are_full_make_their_versions_in_order(buffered_band):
     slow = {user: buffered_band.lease(user) for user in ("carol", "dave")}
     buffered_band.train("alice", 1.0)
     buffered_band.train("bob", 3.0)
-    finish(buffered_band, "carol", slow["carol"], 8.0)
-    assert finish(buffered_band, "dave", slow["dave"], 4.0)["round"] == 2
+    buffered_band.finish("carol", slow["carol"], 8.0)
+    assert buffered_band.finish("dave", slow["dave"], 4.0)["round"] == 2
     assert buffered_band.parts(2)["carol"]["staleness"] == 0
     assert [buffered_band.round(number)["state"] for number in (1, 2, 3)] == ["aggregating", "aggregating", "open"]
     buffered_band.work()

@@ -53,8 +53,7 @@ def test_what_cannot_be_a_cohort(app, problem, changes, status, code):
 
 
 def test_one_device_is_of_one_user(band, fleet, problem):
-    band.create()
-    band.join("alice")
+    band.create("alice")
     device = band.devices["alice"].device_id
     assert band.fleet.operator().put(f"/v1/devices/{device}/users/bob").status_code == 200
     problem(band.app.put(f"{URL}/members/bob", json={"device": device}), 409, "conflict")
@@ -76,8 +75,7 @@ def test_a_device_of_another_tenant_or_a_revoked_one_cannot_join(band, fleet, ho
 
 
 def test_a_member_whose_device_was_revoked_is_not_waited_for(band, home):
-    band.create(quorum=1)
-    band.join("alice", "bob")
+    band.create("alice", "bob", quorum=1)
     home.revoke_device(band.devices["bob"].device_id)
     band.open()
     assert band.parts()["bob"]["state"] == "failed"
@@ -94,8 +92,7 @@ def test_only_operators_let_users_in(band, operator, problem):
 
 
 def test_who_left_may_come_back(band):
-    band.create()
-    band.join("alice", "bob")
+    band.create("alice", "bob")
     band.app.delete(f"{URL}/members/alice")
     assert [member["user"] for member in band.app.get(f"{URL}/members").json()["items"]] == ["bob"]
     band.join("alice")
@@ -138,8 +135,7 @@ def test_the_trail_tells_who_did_what(band, operator):
 
 
 def test_without_its_adapter_a_cohort_opens_no_round(band, problem):
-    band.create()
-    band.join("alice", "bob")
+    band.create("alice", "bob")
     assert band.app.delete("/v1/adapters/readers").status_code == 200
     problem(band.app.post(f"{URL}/rounds"), 404, "adapter-not-found")
     assert band.app.post("/v1/adapters/readers/undelete").status_code == 200

@@ -7,12 +7,11 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from tests.server.actors import assert_problem
-from tests.server.federation.conftest import COHORT, URL, epsilon_of
+from tests.server.federation.conftest import COHORT, NO_FIGURES, URL, epsilon_of
 
 MEMBERS = {"clip": 4.0, "noise_multiplier": 2.0}
 EXAMPLES = {"clip": 0.2, "noise_multiplier": 1.0, "sampling_rate": 0.1}
 CLIPPED = COHORT["recipe"] | {"privacy": "clipped"}
-NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
 def of_rounds(count):
@@ -28,8 +27,7 @@ def privacy_view(band):
 
 
 def test_a_private_mean_is_clipped_noised_and_paid_for(band):
-    band.create(privacy={"members": MEMBERS})
-    band.join("alice", "bob")
+    band.create("alice", "bob", privacy={"members": MEMBERS})
     assert (privacy_view(band)["members_epsilon"], privacy_view(band)["rounds"]) == (0.0, 0)
     band.open()
     band.train_all(alice=100.0, bob=-100.0)
@@ -44,9 +42,8 @@ def test_a_private_mean_is_clipped_noised_and_paid_for(band):
 
 
 def test_no_round_opens_that_would_exceed_the_cohorts_budget(band):
-    band.create(privacy={"members": MEMBERS | {"epsilon": 1.1 * epsilon_of(GaussianDpEvent(2.0), 1)}})
-    band.join("alice", "bob")
-    band.open()
+    budget = {"epsilon": 1.1 * epsilon_of(GaussianDpEvent(2.0), 1)}
+    band.begin("alice", "bob", privacy={"members": MEMBERS | budget})
     band.train_all(alice=1.0, bob=1.0)
     problem = assert_problem(band.app.post(f"{URL}/rounds"), 409, "privacy-budget-exceeded")
     assert (problem["spent"], problem["epsilon"]) == (of_rounds(1), of_rounds(2))
@@ -54,9 +51,7 @@ def test_no_round_opens_that_would_exceed_the_cohorts_budget(band):
 
 
 def test_examples_are_paid_for_by_each_run(band):
-    band.create(recipe=CLIPPED, privacy={"examples": EXAMPLES})
-    band.join("alice", "bob")
-    band.open()
+    band.begin("alice", "bob", recipe=CLIPPED, privacy={"examples": EXAMPLES})
     band.train_all(alice=1.0, bob=2.0, result_changes=NO_FIGURES)
     np.testing.assert_array_equal(band.b(), np.float32(1.5))
     privacy = privacy_view(band)
@@ -65,8 +60,7 @@ def test_examples_are_paid_for_by_each_run(band):
 
 
 def test_who_has_nothing_left_to_spend_is_not_asked(band, operator):
-    band.create(quorum=1, recipe=CLIPPED, privacy={"examples": EXAMPLES})
-    band.join("alice", "bob")
+    band.create("alice", "bob", quorum=1, recipe=CLIPPED, privacy={"examples": EXAMPLES})
     assert operator.put("/v1/users/bob/privacy", json={"epsilon": 0.01}).status_code == 200
     band.open()
     parts = band.parts()

@@ -14,9 +14,7 @@ from tests.server.homes import SHAPE
 
 
 def test_two_rounds_of_federated_averaging(band):
-    band.create()
-    band.join("alice", "bob", "carol")
-    open_round = band.open()
+    open_round = band.begin("alice", "bob", "carol")
     assert (open_round["number"], open_round["state"], open_round["members"], open_round["start_version"]) == (
         1,
         "open",
@@ -143,8 +141,7 @@ def test_weights_by_examples_are_capped(band):
 
 
 def test_a_server_optimizer_remembers_from_round_to_round(band):
-    band.create(optimizer={"name": "momentum", "lr": 0.5, "beta1": 0.9})
-    band.join("alice", "bob")
+    band.create("alice", "bob", optimizer={"name": "momentum", "lr": 0.5, "beta1": 0.9})
     b, momentum = 0.0, 0.0
     for number, change in ((1, 2.0), (2, -1.0), (3, 0.5)):
         band.open()
@@ -170,8 +167,7 @@ def test_accuracy_of_the_start_is_the_mean_over_devices(band):
 
 
 def test_rounds_that_open_by_themselves(band):
-    band.create(automatic=True, most_rounds=2)
-    band.join("alice")
+    band.create("alice", automatic=True, most_rounds=2)
     band.work()
     assert band.app.get(URL).json()["rounds"] == 0
     band.join("bob")
@@ -186,8 +182,7 @@ def test_rounds_that_open_by_themselves(band):
 
 
 def test_a_person_ends_a_round(band):
-    band.create(automatic=True)
-    band.join("alice", "bob", "carol")
+    band.create("alice", "bob", "carol", automatic=True)
     band.work()
     band.home.compile()
     band.train("alice", 1.0)
@@ -222,8 +217,7 @@ def test_a_person_approves_each_version(band, operator, problem):
 
 
 def test_the_next_round_starts_from_what_was_promoted(band):
-    band.create()
-    band.join("alice", "bob")
+    band.create("alice", "bob")
     for value in (1.0, 2.0):
         band.open()
         band.train_all(alice=value, bob=value)
@@ -240,8 +234,7 @@ def recipe_of(band, user):
 
 def test_members_have_the_estimator_of_their_device_and_one_a(band):
     """One device has the memory for a whole batch at once; the other declines until its job needs less."""
-    view = band.create(recipe={**JOB["recipe"], "estimator": "auto", "queries": None})
-    band.join("alice", "bob")
+    view = band.create("alice", "bob", recipe={**JOB["recipe"], "estimator": "auto", "queries": None})
     band.devices["alice"].lease("movies", memory_bytes=10**9, capabilities={"cohorts": True})
     band.open()
     job = band.app.get(f"/v1/jobs/{band.parts()['alice']['job_id']}").json()
@@ -256,8 +249,7 @@ def test_members_have_the_estimator_of_their_device_and_one_a(band):
     assert whole == view["recipe"]
     for recipe in (whole, parts):
         assert a_fingerprint(Recipe.model_validate(recipe), SHAPE) == view["a_sha256"]
-    assert band.upload("bob", lease, 4.0).status_code == 200
-    assert band.complete("bob", lease).status_code == 200
+    band.finish("bob", lease, 4.0)
     band.train_all(alice=1.0)
     assert band.round()["state"] == "published"
     np.testing.assert_array_equal(band.b(), np.float32(2.5))
@@ -267,8 +259,7 @@ def test_members_have_the_estimator_of_their_device_and_one_a(band):
 def test_private_members_have_one_estimator(band):
     privacy = {"examples": {"noise_multiplier": 1.0, "sampling_rate": 0.1}}
     recipe = {**JOB["recipe"], "estimator": "auto", "queries": None, "privacy": "clipped"}
-    view = band.create(recipe=recipe, privacy=privacy)
-    band.join("alice", "bob")
+    view = band.create("alice", "bob", recipe=recipe, privacy=privacy)
     band.devices["alice"].lease("movies", memory_bytes=1, capabilities={"cohorts": True})
     band.open()
     assert recipe_of(band, "alice") == view["recipe"]

@@ -8,9 +8,10 @@ import numpy as np
 import openai
 import pytest
 import torch
+from sqlalchemy import select
 from tokenizers import Tokenizer, decoders, models
 
-from server.catalog.bases import BaseRepository
+from server.catalog.bases import BaseModelEntry
 from shared.access import Role
 from shared.chat_template import ChatTemplate
 from tests.other_clients import answers_of, other_clients, plain_answers
@@ -33,8 +34,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": ARGUMENTS
 
 @pytest.fixture(scope="module")
 def client(site):
-    with site.fleet.home.database.writing() as session:
-        BaseRepository(session).by_name("tiny").chat_template = ChatTemplate(template=TEMPLATE)
+    site.fleet.home.change(BaseModelEntry, chat_template=ChatTemplate(template=TEMPLATE))
     token = site.fleet.home.token(Role.APP)
     with openai.OpenAI(base_url=f"{site.fleet.url}/v1", api_key=token, max_retries=0) as client:
         yield client
@@ -142,13 +142,11 @@ def test_a_text_ends_at_the_bases_own_tokens(site, client):
     options = {"model": "red", "prompt": "a film", "temperature": 0, "max_tokens": 6}
     tokens = site.continued("default", "red", "a film", 6)
     stop = next(token for at, token in enumerate(tokens) if at and token not in tokens[:at])
-    with site.fleet.home.database.writing() as session:
-        BaseRepository(session).by_name("tiny").end_tokens = [stop]
+    site.fleet.home.change(BaseModelEntry, end_tokens=[stop])
     try:
         choice = client.completions.create(**options).choices[0]
     finally:
-        with site.fleet.home.database.writing() as session:
-            BaseRepository(session).by_name("tiny").end_tokens = []
+        site.fleet.home.change(BaseModelEntry, end_tokens=[])
     same(choice.text, site.tokenizer.decode(tokens[: tokens.index(stop)]))
     assert choice.finish_reason == "stop"
 
@@ -204,15 +202,13 @@ def test_a_token_without_the_scope_and_none_at_all(site, client):
 
 
 def test_a_base_without_a_template_continues_prompts_only(site, client):
-    with site.fleet.home.database.writing() as session:
-        BaseRepository(session).by_name("tiny").chat_template = None
+    site.fleet.home.change(BaseModelEntry, chat_template=None)
     try:
         with pytest.raises(openai.UnprocessableEntityError) as error_info:
             client.chat.completions.create(model="red", messages=TURNS)
         assert error_info.value.code == "no-chat-template"
     finally:
-        with site.fleet.home.database.writing() as session:
-            BaseRepository(session).by_name("tiny").chat_template = ChatTemplate(template=TEMPLATE)
+        site.fleet.home.change(BaseModelEntry, chat_template=ChatTemplate(template=TEMPLATE))
 
 
 SCHEMA = {
@@ -235,16 +231,13 @@ def json_client(site, client):
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
     assert tokenizer.get_vocab_size() == SHAPE.vocabulary
-    with site.fleet.home.database.writing() as session:
-        base = BaseRepository(session).by_name("tiny")
-        before = base.tokenizer_sha256
-        base.tokenizer_sha256 = site.fleet.home.artifacts.put(tokenizer.to_str().encode())
-        hermes = "{# <tool_call>{ #}{% if tools %}{{ tools | length }}{% endif %}"
-        base.chat_template = ChatTemplate(template=hermes + TEMPLATE)
+    home = site.fleet.home
+    before = home.scalar(select(BaseModelEntry.tokenizer_sha256))
+    stored = home.artifacts.put(tokenizer.to_str().encode())
+    hermes = "{# <tool_call>{ #}{% if tools %}{{ tools | length }}{% endif %}"
+    home.change(BaseModelEntry, tokenizer_sha256=stored, chat_template=ChatTemplate(template=hermes + TEMPLATE))
     yield client
-    with site.fleet.home.database.writing() as session:
-        base = BaseRepository(session).by_name("tiny")
-        base.tokenizer_sha256, base.chat_template = before, ChatTemplate(template=TEMPLATE)
+    home.change(BaseModelEntry, tokenizer_sha256=before, chat_template=ChatTemplate(template=TEMPLATE))
 
 
 def test_answers_satisfy_their_schema(json_client):

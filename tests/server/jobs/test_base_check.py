@@ -275,17 +275,25 @@ def test_a_vision_checkpoint_is_checked_as_its_text_model(tmp_path):
 
 
 def refused_directories(root):
-    """Checkpoints that no device can train, with the reasons."""
+    """Checkpoints that no device can train, and what is none, with the reasons."""
     tensors = llama_tensors(LLAMA)
     quantized = {re.sub(r"proj\.weight", "proj.qweight", name): shape for name, shape in tensors.items()}
     without = write_directory(root / "no-tokenizer", LLAMA, tensors)
     (root / "no-tokenizer" / "tokenizer.json").unlink()
+    no_weights, adapter = root / "no-weights", root / "adapter"
+    for directory in (no_weights, adapter):
+        directory.mkdir()
+    (no_weights / "config.json").write_text(json.dumps(QWEN3))
+    (adapter / "adapter_config.json").write_text("{}")
     return {
         write_directory(root / "gptq", LLAMA, quantized): r"are quantized \(tensor .*qweight\); use .* in BF16 or F16",
         write_directory(root / "fp8", LLAMA, tensors, "F8_E4M3"): "is stored as F8_E4M3; convert the weights to BF16",
         write_directory(root / "sizes", {**LLAMA, "vocab_size": 32000}, tensors): "configuration requires .32000, 2048",
         write_directory(root / "moe", REFUSED["Mixtral-8x7B"][0], tensors): "it is a mixture of experts",
         without: r"no-tokenizer has no tokenizer\.json",
+        f"{without}/model.safetensors": r"model\.safetensors is one file of a model; give its directory",
+        str(no_weights): r"has no \.safetensors file; download it, or convert other weights",
+        str(adapter): "is an adapter without its base model; give a Hugging Face model",
     }
 
 
@@ -327,18 +335,3 @@ def test_a_value_that_cannot_be_is_refused_in_one_sentence(hub, name):
     with pytest.raises(UnreadableCheckpoint, match=f"config.json lacks a usable value: .*{message}") as refused:
         check_base("acme/qwen3")
     assert "\n" not in refused.value.detail
-
-
-def test_a_directory_without_weights_is_no_base(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
-    with pytest.raises(UnreadableCheckpoint, match=r"has no \.safetensors file; download it, or convert other weights"):
-        check_base(str(tmp_path))
-
-
-def test_one_file_or_an_adapter_is_not_a_base(tmp_path):
-    source = write_directory(tmp_path / "llama", LLAMA, llama_tensors(LLAMA))
-    with pytest.raises(UnreadableCheckpoint, match=r"model\.safetensors is one file of a model; give its directory"):
-        check_base(f"{source}/model.safetensors")
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UnreadableCheckpoint, match="is an adapter without its base model; give a Hugging Face model"):
-        check_base(str(tmp_path))

@@ -3,10 +3,10 @@
 import pytest
 
 from server.jobs.memory import predicted_peak
-from server.jobs.recipes import RecipeBase, SpareMemory, choose_recipe, resolve_task
+from server.jobs.recipes import SpareMemory, choose_recipe, resolve_task
 from shared.job import JobRequest
-from shared.recipe import BaseRef
 from tests.server.actors import job_request
+from tests.server.homes import base_entry
 from tests.server.jobs.test_memory import SMOLLM2
 from tests.server.jobs.test_recipes import TOKENIZER
 
@@ -159,9 +159,9 @@ def choose():
         request = JobRequest.model_validate(
             job_request(recipe=AUTO | {"effective_batch": 8, "layers": "last:8"} | recipe, task=task)
         )
-        base = RecipeBase(BaseRef(name="smollm2", sha256="a" * 64), SMOLLM2, 134_515_008, TOKENIZER)
+        base = base_entry("smollm2", "", shape=SMOLLM2, parameters=134_515_008)
         spare = None if available is None else SpareMemory("phone", available)
-        return choose_recipe(request, resolve_task(request), base, spare)
+        return choose_recipe(request, resolve_task(request), base, TOKENIZER, spare)
 
     return choose
 

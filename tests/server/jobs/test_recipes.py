@@ -8,9 +8,9 @@ from shared.job import JobRequest
 from shared.recipe import BaseRef, Recipe
 from shared.task import Answer, Task
 from tests.server.actors import job_request
-from tests.server.homes import SHAPE, word_tokenizer
+from tests.server.homes import base_entry, word_tokenizer
 
-BASE = BaseRef(name="tiny", sha256="b" * 64)
+BASE = base_entry("tiny", "")
 TOKENIZER = word_tokenizer()
 LONG = Task(
     name="long",
@@ -33,7 +33,7 @@ WRITES = {
 def resolve():
     def resolve(**changes):
         request = JobRequest.model_validate(job_request(**changes))
-        return resolve_recipe(request, resolve_task(request), BASE, SHAPE, TOKENIZER)
+        return resolve_recipe(request, resolve_task(request), BASE, TOKENIZER)
 
     return resolve
 
@@ -41,7 +41,7 @@ def resolve():
 def test_sizes_come_from_the_task(resolve):
     recipe = resolve()
     assert (recipe.answer_length, recipe.choices) == (1, 2)
-    assert recipe.base == BASE
+    assert recipe.base == BaseRef(name="tiny", sha256="b" * 64)
     recipe = resolve(task=LONG.model_dump(mode="json"))
     assert (recipe.answer_length, recipe.choices) == (3, 2)
 

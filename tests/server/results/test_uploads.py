@@ -87,13 +87,6 @@ def test_too_large(home, device, lease, problem):
     assert home.stored_files() == before
 
 
-def test_after_completion_only_the_same_again(home, device, lease, problem):
-    device.finish(lease)
-    before = home.stored_files()
-    problem(device.upload(lease, adapter_bytes(SIZE, 9)), 410, "lease-ended")
-    assert home.stored_files() == before
-
-
 @pytest.mark.both_databases
 def test_sent_many_times_at_once_it_is_stored_once(home, fleet, device, lease):
     """A device that lost the answer sends again, while the first request may still be under way."""

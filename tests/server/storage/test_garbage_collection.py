@@ -78,8 +78,7 @@ def test_an_upload_stays_as_long_as_its_lease_may_live_again(fleet, home, app, d
     device.upload(lease, data).raise_for_status()
     home.let_run_out(lease)
     fleet.device(name="other").lease("other-data")  # whoever asks takes back what ran out
-    with home.database.writing() as session:
-        assert session.scalar(select(JobLease.ending)) in (None, Ending.EXPIRED)
+    assert home.scalar(select(JobLease.ending)) in (None, Ending.EXPIRED)
     assert home.collect() == set()
     app.post(f"/v1/jobs/{lease['job']['id']}/cancel")
     home.change(JobLease, ending=Ending.CANCELLED)
@@ -139,26 +138,28 @@ class Deleting:
         self._artifacts.delete(sha256s)
 
 
+def reference(home, sha256):
+    """A transaction that references a file."""
+    with home.database.writing() as session:
+        hold(session, home.artifacts, [sha256])
+
+
 @pytest.mark.both_databases
 def test_files_are_deleted_outside_of_transactions_and_stay_refused_meanwhile(home, grow_old):
     orphan, other = (home.artifacts.put(data) for data in (b"unreferenced", b"other"))
     grow_old(home.artifacts, orphan)
 
-    def reference(sha256):
-        with home.database.writing() as session:
-            hold(session, home.artifacts, [sha256])
-
     def meanwhile():
         home.artifacts.put(b"unreferenced")
         with pytest.raises(Collected):
-            reference(orphan)
-        reference(other)
+            reference(home, orphan)
+        reference(home, other)
 
     assert Collector(home.database, Deleting(home.artifacts, meanwhile)).collect(HOUR).deleted == 1
     with pytest.raises(Collected):
-        reference(orphan)
+        reference(home, orphan)
     home.artifacts.put(b"unreferenced")
-    reference(orphan)
+    reference(home, orphan)
 
 
 @pytest.mark.both_databases
@@ -175,15 +176,14 @@ def test_what_a_killed_process_was_removing_is_removed_by_the_next_one(home, gro
         Collector(home.database, Deleting(home.artifacts, die)).collect(HOUR)
     collector = Collector(home.database, home.artifacts)
     assert collector.collect(HOUR).deleted == 0  # the other process may live
-    with pytest.raises(Collected), home.database.writing() as session:
-        hold(session, home.artifacts, [orphan])
+    with pytest.raises(Collected):
+        reference(home, orphan)
     home.change(FileRemoval, begun_at=utc_now() - ABANDONED - HOUR)
     collector.finish_abandoned()
     with pytest.raises(NotFound):
         home.artifacts.read(orphan)
     home.artifacts.put(b"unreferenced")
-    with home.database.writing() as session:
-        hold(session, home.artifacts, [orphan])
+    reference(home, orphan)
 
 
 def test_a_process_that_was_suspended_deletes_nothing(home):

@@ -16,25 +16,23 @@ from server.settings import Tuning
 from server.storage.directory import DiskArtifacts
 from server.tasks import requests
 from server.tasks.child_process import Stopped
+from server.tasks.handlers import Handler
 from server.tasks.queue import MAX_OUTAGE
 from server.tasks.repository import Task, WorkerProcess
-from server.tasks.sweeps import SweepFailure, failing_sweeps, run_guarded
+from server.tasks.sweeps import SweepFailure, run_guarded
 from server.worker import create_worker
 from shared.errors import MobizoError, Unavailable
 from tests.server.federation.conftest import band  # noqa: F401  # a fixture
 from tests.server.homes import drain, eventually, sweep
 
 
-class Attempts:
+class Attempts(Handler):
     """A kind of task whose attempts do what a test says."""
 
     kind, subject_name = "attempt", "subject"
 
     def __init__(self):
         self.outcomes, self.failed, self.waited, self.runs, self.beats, self.published = [], [], [], 0, [], []
-
-    def memory_bytes(self, session, subject):
-        return 0
 
     def begin(self, session, subject):
         return subject
@@ -60,9 +58,6 @@ class Attempts:
 
     def fail(self, session, subject, error):
         self.failed.append((error.code, error.detail))
-
-    def is_transient(self, error):
-        return False
 
 
 @pytest.fixture
@@ -183,8 +178,8 @@ def test_a_task_of_a_kind_without_a_handler_ends(home, worker, attempts, request
 
 
 def failures(home):
-    with home.database.reading() as session:
-        return [(failure.name, failure.subject, failure.failures, failure.error) for failure in failing_sweeps(session)]
+    failures = home.scalars(select(SweepFailure))
+    return [(failure.name, failure.subject, failure.failures, failure.error) for failure in failures]
 
 
 def let_retry(home):
@@ -207,10 +202,9 @@ def test_a_sweep_that_raises_is_stored_and_backed_off(home, worker):
     assert failures(home) == [("fails", "", 1, "ValueError: no such file")]
     let_retry(home)
     sweep(worker)
-    with home.database.reading() as session:
-        failure = session.scalars(select(SweepFailure)).one()
-        assert failure.failures == 2
-        assert failure.not_before - failure.failed_at == timedelta(seconds=10)
+    failure = home.scalar(select(SweepFailure))
+    assert failure.failures == 2
+    assert failure.not_before - failure.failed_at == timedelta(seconds=10)
     worker.sweep("fails", "* * * * * *", lambda: None)
     let_retry(home)
     sweep(worker)

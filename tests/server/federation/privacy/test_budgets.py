@@ -8,10 +8,10 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from server.federation.privacy.repository import PrivacyRepository
-from server.jobs.accounting import Accountant
+from server.jobs import accounting as jobs_accounting
 from shared.federation import accounting
 from tests.server.actors import assert_problem, job_request
-from tests.server.federation.conftest import epsilon_of
+from tests.server.federation.conftest import NO_FIGURES, epsilon_of
 from tests.server.homes import eventually
 
 PRIVACY = {"clip": 0.2, "noise_multiplier": 1.0, "sampling_rate": 0.02}
@@ -154,18 +154,18 @@ def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatc
     """Each computation sets the budget meanwhile, which would wait in vain for a transaction that holds the budget and
     waits for the computation. Only the noise needs one: the fast bound shows that the budget is enough.
     """
-    learn, learned = Accountant.learn, []
+    learn, learned = jobs_accounting.learn, []
 
     def set_limit():
         with home.database.writing() as session:
             PrivacyRepository(session).set_limit("default", "alice", 50, 1e-5)
 
-    async def set_limit_and_learn(accountant, request):
+    async def set_limit_and_learn(process, request):
         await asyncio.to_thread(set_limit)
         learned.append(request)
-        await learn(accountant, request)
+        await learn(process, request)
 
-    monkeypatch.setattr(Accountant, "learn", set_limit_and_learn)
+    monkeypatch.setattr(jobs_accounting, "learn", set_limit_and_learn)
     monkeypatch.setattr(accounting, "_epsilon", None)  # nothing exact is computed in this process
     limit(operator, 50)
     job = private(privacy={"noise_multiplier": None, "epsilon": 2.345})
@@ -203,9 +203,6 @@ def test_accounting_over_its_limits_is_refused(app, problem, monkeypatch):
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start_failing)
     job = private(privacy={"noise_multiplier": None, "epsilon": 5.678})
     problem(app.post("/v1/jobs", json=job_request(**job)), 503, "unavailable")
-
-
-NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
 def train_private(fleet, app, device, **changes):

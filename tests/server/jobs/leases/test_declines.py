@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from server.database.columns import utc_now
 from server.jobs.leases.repository import MemoryDecline
 
@@ -38,35 +40,26 @@ def test_a_job_for_that_device_alone_fails(fleet, app, device):
     assert "275,000" in error["detail"]
 
 
-def test_the_offer_is_made_again_once_there_is_memory(device, lease):
-    decline(device, lease)
-    for memory in (0, 90_000, 274_999):
+MOST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("reported", "needed", "available", "enough"),
+    [
+        (None, 275_000, 90_499, 275_000),
+        (None, 10, 20, 21),  # figures that contradict
+        (300_000, 275_000, 200_000, 375_000),  # the job's rules keep 100,000 bytes free, which no request tells
+        (None, MOST, 1, MOST),
+        (MOST, MOST, 0, MOST),
+    ],
+)
+def test_the_offer_is_made_again_once_there_is_memory(fleet, app, device, reported, needed, available, enough):
+    job = fleet.ready_job(app)
+    lease = device.lease(memory_bytes=reported)
+    assert decline(device, lease, {"needed_bytes": needed, "available_bytes": available}).status_code == 200
+    for memory in (0, available, enough - 1):
         assert device.lease(memory_bytes=memory) is None
-    assert device.lease(memory_bytes=275_000)["job"]["id"] == lease["job"]["id"]
-
-
-def test_a_device_whose_figures_contradict_must_have_more_than_it_had(device, lease):
-    decline(device, lease, {"needed_bytes": 10, "available_bytes": 20})
-    assert device.lease(memory_bytes=20) is None
-    assert device.lease(memory_bytes=21) is not None
-
-
-def test_a_device_that_says_more_than_it_declines_with_is_not_asked_in_a_circle(fleet, app, device):
-    """A job's rules keep 100,000 bytes free, of which a request for any job knows nothing."""
-    fleet.ready_job(app, rules={"memory_floor_bytes": 100_000})
-    lease = device.lease(memory_bytes=300_000)
-    decline(device, lease, {"needed_bytes": 275_000, "available_bytes": 200_000})
-    for memory in (200_000, 275_000, 300_000, 374_999):
-        assert device.lease(memory_bytes=memory) is None
-    assert device.lease(memory_bytes=375_000)["job"]["id"] == lease["job"]["id"]
-
-
-def test_figures_at_the_end_of_what_is_allowed(device, lease):
-    most = 2**63 - 1
-    assert decline(device, lease, {"needed_bytes": most, "available_bytes": 1}).status_code == 200
-    assert device.lease(memory_bytes=most - 1) is None
-    again = device.lease(memory_bytes=most)
-    assert decline(device, again, {"needed_bytes": most, "available_bytes": 0}).status_code == 200
+    assert device.lease(memory_bytes=enough)["job"]["id"] == job["id"]
 
 
 def test_a_device_that_says_nothing_of_memory_is_asked_again_later(home, device, lease):
