@@ -130,7 +130,7 @@ class AggregationHandler(Handler):
 
     def _total(self, order: RoundOrder) -> Total | None:
         """Returns the sum of a round's masked updates, or None if they are not masked. Raises NoVersion."""
-        if order.cohort.settings.masking is None:
+        if order.settings.masking is None:
             return None
         try:
             return round_total(self.database, self.artifacts, order.round_id)
@@ -145,8 +145,12 @@ def _order(
     optimizer_round = rounds.optimizer_of(cohort)
     return RoundOrder(
         round_id=cohort_round.id,
-        cohort=cohort,
+        cohort=cohort.name,
         position=cohort_round.position,
+        settings=cohort.settings,
+        recipe=cohort.recipe,
+        a_sha256=cohort.a_sha256,
+        size_d=cohort.size_d,
         base_version=None if base is None else base.version,
         base_sha256=None if base is None else base.sha256,
         optimizer_sha256=None if optimizer_round is None else optimizer_round.optimizer_sha256,

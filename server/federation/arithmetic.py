@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from server.federation.models import Cohort
 from server.storage.store import ArtifactStore
 from shared.canonical import canonical_json
 from shared.errors import Conflict, InvalidUpload
 from shared.federation.aggregation import aggregate
+from shared.federation.cohort import CohortSettings
 from shared.federation.files import FileSource, UploadedFile
 from shared.federation.intake import UpdateRequirements
 from shared.federation.optimizers import advance, initial_state, load_state
 from shared.federation.secure_aggregation.fixed_point import Total
 from shared.federation.update import F32, Contribution
+from shared.recipe import Recipe
 from shared.zo.lora import dump_adapter, load_adapter
 
 
@@ -40,8 +41,12 @@ class RoundOrder:
     """The inputs of an aggregation. base_sha256: the LoRA-B to which the optimizer step is applied; None: B = 0."""
 
     round_id: str
-    cohort: Cohort
+    cohort: str
     position: int
+    settings: CohortSettings
+    recipe: Recipe
+    a_sha256: str
+    size_d: int
     base_version: int | None
     base_sha256: str | None
     optimizer_sha256: str | None
@@ -62,8 +67,8 @@ def make_version(artifacts: ArtifactStore, order: RoundOrder, total: Total | Non
 
     total: the sum of masked updates. Raises NoVersion, or Damaged or Unavailable where a file cannot be read.
     """
-    settings, size = order.cohort.settings, order.cohort.size_d
-    base = _read_b(artifacts, order.base_sha256, size)
+    settings, size = order.settings, order.size_d
+    base = read_b(artifacts, order.base_sha256, size)
     # `CohortSettings` rejects member-level privacy with masked updates: the server cannot clip them.
     update = _aggregate(artifacts, order, base) if total is None else total.mean.astype(np.float32)
     state = initial_state(settings.optimizer, size)
@@ -78,20 +83,20 @@ def make_version(artifacts: ArtifactStore, order: RoundOrder, total: Total | Non
 
 def _aggregate(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> F32:
     """Returns the aggregated update, float32 (D,). Raises NoVersion."""
-    cohort, starts = order.cohort, {order.base_sha256: base}
+    starts = {order.base_sha256: base}
     # The norm limit was checked at upload; an accepted update must not fail the round now.
-    rules = UpdateRequirements(cohort.size_d, cohort.a_sha256)
+    rules = UpdateRequirements(order.size_d, order.a_sha256)
     try:
         for update in order.updates:
             if update.start_sha256 not in starts:
-                starts[update.start_sha256] = _read_b(artifacts, update.start_sha256, cohort.size_d)
+                starts[update.start_sha256] = read_b(artifacts, update.start_sha256, order.size_d)
         files = [UploadedFile(each.contribution, each.sha256, starts[each.start_sha256]) for each in order.updates]
-        return aggregate(cohort.settings, FileSource(files, rules, artifacts.open)).update
+        return aggregate(order.settings, FileSource(files, rules, artifacts.open)).update
     except (InvalidUpload, ValueError) as error:
         raise NoVersion(str(error)) from error
 
 
-def _read_b(artifacts: ArtifactStore, sha256: str | None, size: int) -> F32:
+def read_b(artifacts: ArtifactStore, sha256: str | None, size: int) -> F32:
     """Returns the flat B of an adapter file, float32 (D,), or zeros if `sha256` is None."""
     return np.zeros(size, np.float32) if sha256 is None else load_adapter(artifacts.read(sha256), size)
 
@@ -100,9 +105,9 @@ def _file(flat: F32, order: RoundOrder) -> bytes:
     """Returns flat B (D,) as an adapter file whose metadata names the round."""
     about = {
         "format": 1,
-        "cohort": order.cohort.name,
+        "cohort": order.cohort,
         "round": order.position,
-        "recipe_id": order.cohort.recipe_id,
-        "a_sha256": order.cohort.a_sha256,
+        "recipe_id": order.recipe.id,
+        "a_sha256": order.a_sha256,
     }
     return dump_adapter(flat, {"mobizo": canonical_json(about).decode()})
