@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,10 +65,12 @@ def load_or_compute(path: Path, compute: Callable[[], Any]) -> Any:
     return value
 
 
-def rows_of_seeds(path: Path, quick: bool, compute: Callable[[int, bool], Row]) -> list[Row]:
+def rows_of_seeds(
+    path: Path, quick: bool, compute: Callable[[int, bool], Row], seeds: Sequence[int] = SEEDS
+) -> list[Row]:
     """Returns a row for each seed, only for the first one if quick; they are kept in `path`-SEED.json, and shown."""
     rows: list[Row] = []
-    for seed in SEEDS[: 1 if quick else None]:
+    for seed in seeds[: 1 if quick else None]:
         rows.append(load_or_compute(Path(f"{path}-{seed}.json"), partial(compute, seed, quick)))
         notes.print(f"{rows[-1]}")
     return rows

@@ -4,7 +4,7 @@ Each run is the command as a person types it, with a home of its own: a server a
 compiled, and the adapter is trained. bench/data/strangers/README.md says where the files are from. `base` is the
 file of --base, or the one of `make setup`; `seconds` is the time of the whole command. `over_baseline` is the accuracy
 minus the one of a logistic regression on n-grams, in points; both are of the same test records. A seed splits the
-records and trains. Rows are means over a file's seeds, and `tested` counts the test records of all of them.
+records and trains; rows are means over a file's seeds.
 """
 
 import json
@@ -21,7 +21,7 @@ import typer
 
 from bench.programs import model_file
 from bench.result import Row, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
+from bench.runner import JsonFile, Keep, Only, Quick, rows_of_seeds, select_parts
 from mobizo.quickstart.processes import BIN
 
 FILES = Path(__file__).resolve().parent / "data" / "strangers"
@@ -77,18 +77,12 @@ def strangers(
 def _mean_row(part: str, quick: bool, base: Path, directory: Path) -> Row:
     """Runs the command once for each seed. directory: of rows that were measured before."""
     file = SETS[part]
-    rows = [
-        load_or_compute(directory / f"{part}-{seed}.json", partial(_run, file, seed, quick, base))
-        for seed in range(1 if quick else file.seeds)
-    ]
-    row = {name: statistics.mean(row[name] for row in rows) for name in rows[0]}
-    if "tested" in row:
-        row["tested"] *= len(rows)
-    common = {"set": part, "base": base.stem, "language": file.language, "classes": file.classes, "seeds": len(rows)}
-    return common | row
+    rows = rows_of_seeds(directory / part, quick, partial(_run, file, base), range(file.seeds))
+    row = {name: statistics.mean(row[name] for row in rows) for name in rows[0]} | {"seeds": len(rows)}
+    return {"set": part, "base": base.stem, "language": file.language, "classes": file.classes, **row}
 
 
-def _run(file: File, seed: int, quick: bool, base: Path) -> Row:
+def _run(file: File, base: Path, seed: int, quick: bool) -> Row:
     """Runs the command once, in a directory of its own."""
     with tempfile.TemporaryDirectory() as name:
         path = file.path
@@ -110,13 +104,8 @@ def _run(file: File, seed: int, quick: bool, base: Path) -> Row:
 
 def _row(report: dict[str, Any], seconds: float) -> Row:
     """Returns what a report of quickstart says. seconds: of the command."""
-    common = {
-        "records": report["records"],
-        "records_cut": report["records_cut"],
-        "steps": report["steps"],
-        "train_seconds": report["train_seconds"],
-        "seconds": seconds,
-    }
+    common = {name: report[name] for name in ("records", "records_cut", "steps", "train_seconds")}
+    common["seconds"] = seconds
     if report["perplexity"] is not None:
         before, after = report["perplexity"]
         return {"perplexity_before": before, "perplexity_after": after, **common}
@@ -124,7 +113,7 @@ def _row(report: dict[str, Any], seconds: float) -> Row:
     return {
         "accuracy_before": report["accuracy_before"],
         "accuracy": accuracy,
-        "tested": report["accuracy_interval"][0],
+        "tested": report["accuracy_interval"][0],  # records
         "baseline": baseline,
         "majority": report["majority_accuracy"],
         "over_baseline": 100 * (accuracy - baseline),

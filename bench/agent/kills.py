@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -132,20 +131,7 @@ class Trial:
         self._reported_steps |= set(attempt.reported_steps)
 
 
-class KillableRun(ABC):
-    """One run that can be killed."""
-
-    run: RunDirectory
-
-    @abstractmethod
-    def execute(self, kill_after: float | None) -> Attempt:
-        """Executes the run until it is done or killed. kill_after: seconds from now; None: no kill."""
-
-    def close(self) -> None:  # noqa: B027  # most runs started nothing else
-        """Stops everything that was started for the run."""
-
-
-class Loop(KillableRun, Launcher):
+class Loop(Launcher):
     """A run by the training loop in this process, whose executor is killed."""
 
     def __init__(self, plan: RunPlan, launcher: Launcher, directory: Path) -> None:
@@ -168,6 +154,7 @@ class Loop(KillableRun, Launcher):
         return self._launcher.command(manifest, program, weights, resident, stop)
 
     def execute(self, kill_after: float | None) -> Attempt:
+        """Executes the run until it is done or killed. kill_after: seconds from now; None: no kill."""
         reported_steps: list[int] = []
         killed: list[bool] = []
         self._pid = None
@@ -198,8 +185,11 @@ class Loop(KillableRun, Launcher):
             return True
         return False
 
+    def close(self) -> None:
+        """Nothing else was started for the run."""
 
-class Agent(KillableRun):
+
+class Agent:
     """The whole agent, `mobizo-agent run`: the process of the loop is killed, alone or with its executor."""
 
     def __init__(
@@ -219,6 +209,7 @@ class Agent(KillableRun):
         self._both = both
 
     def execute(self, kill_after: float | None) -> Attempt:
+        """See `Loop.execute`."""
         process, killed = self._start(), False
         try:
             process.wait(kill_after)
@@ -234,10 +225,11 @@ class Agent(KillableRun):
         return Attempt(not killed, killed, [], recorded_steps(self.run.trajectory))
 
     def close(self) -> None:
+        """Stops the server."""
         self._stack.close()
 
 
-CreateRun = Callable[[Path], KillableRun]  # in an empty directory
+CreateRun = Callable[[Path], Loop | Agent]  # in an empty directory
 
 
 def run_undisturbed(create_run: CreateRun, directory: Path) -> tuple[FileHashes, float]:
