@@ -77,8 +77,12 @@ def _to_text(value: Any) -> str:
 
 
 def label_key(label: Any) -> str:
-    """Returns what labels that mean the same have in common: they differ by white space, case, or `.0` of a number."""
-    text = " ".join(unicodedata.normalize("NFC", _to_text(label)).split()).lower()  # casefold() makes "ß" "ss"
+    """Returns what labels that mean the same have in common.
+
+    They differ by white space, characters without a width, case, or `.0` of a number.
+    """
+    visible = "".join(each for each in _to_text(label) if unicodedata.category(each) != "Cf")
+    text = " ".join(unicodedata.normalize("NFC", visible).split()).lower()  # casefold() makes "ß" "ss"
     return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
 

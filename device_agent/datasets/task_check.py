@@ -53,7 +53,7 @@ class TaskCheck:
             length = self._read(record, location)
         except InvalidDataset as error:
             if isinstance(error, UnknownText):
-                reason = f"field {error.field!r} has a text that the task does not know"
+                reason = f"field {error.field!r} is blank or has a text that the task does not know"
             elif self.task.kind == "messages":
                 reason = (
                     f"field {self.task.messages_field!r} is not a list of messages with at least one assistant turn"

@@ -29,7 +29,7 @@ from shared.task_records import MISSING, field_value, label_key
 from shared.task_templates import named_task
 
 TEXT, LABEL = "text", "label"
-PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
+PROMPT, ANSWER, COMPLETION, MESSAGES = "prompt", "answer", "completion", "messages"
 CHOSEN, REJECTED = "chosen", "rejected"
 SPLITS = (SplitRule().text, "80/20", "100")  # the first one whose splits all have records is used
 MAX_LABELS = 16  # of a suggested task
@@ -61,7 +61,7 @@ class CheckedData:
     """A checked file of records and its task.
 
     suggested: whether the task was derived from the file's columns. files: keys of the files in the data set, this one
-    included.
+    included. duplicates: records of the file that repeat others.
     """
 
     addition: Addition
@@ -69,6 +69,7 @@ class CheckedData:
     suggested: bool
     check: TaskCheck
     files: tuple[str, ...]
+    duplicates: int
 
     def save(self, home: AgentHome) -> None:
         """Copies the records to the device's home and approves the task, because the caller is the device's owner."""
@@ -137,12 +138,13 @@ def check_data(options: FileOptions, home: AgentHome, tokenizer: Tokenizer | Non
     for rule in [None] if exists else [SplitRule.parse(split, options.seed) for split in SPLITS]:
         addition = Addition(name, [source], fields, rule, "append" if exists else "new", task, tokenizer)
         try:
-            check = add(DatasetStore(home.data), replace(addition, dry_run=True)).check
+            outcome = add(DatasetStore(home.data), replace(addition, dry_run=True))
         except InvalidDataset as error:
             first_error = error
             continue
-        assert check is not None  # noqa: S101  # there is a task
-        return CheckedData(addition, task, options.task is None and earlier_task is None, check, files)
+        assert outcome.check is not None  # noqa: S101  # there is a task
+        suggested = options.task is None and earlier_task is None
+        return CheckedData(addition, task, suggested, outcome.check, files, outcome.duplicates)
     assert first_error is not None  # noqa: S101  # every rule was tried and refused
     raise first_error
 
@@ -150,9 +152,9 @@ def check_data(options: FileOptions, home: AgentHome, tokenizer: Tokenizer | Non
 def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
     """Returns the task that the records' fields suggest.
 
-    Conversations for `messages`, preferences for `chosen` and `rejected`, completions for `prompt` and `answer`, whole
-    texts for `text` alone, and a choice between the labels for `text` with `label`. Raises BadRequest for other fields,
-    and InvalidDataset without records.
+    Conversations for `messages`, preferences for `chosen` and `rejected`, completions for `prompt` with `answer` or
+    `completion`, whole texts for `text` alone, and a choice between the labels for `text` with `label`. Raises
+    BadRequest for other fields, and InvalidDataset without records.
     """
     columns, found = dict[str, None](), set[str]()
     values: dict[str, Any] = {}  # of the fields that are not blank
@@ -172,8 +174,10 @@ def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
         return Task(name=name, kind="messages")
     if CHOSEN in values and REJECTED in values:
         return Task(name=name, kind="preference")
-    if PROMPT in values and ANSWER in values:
-        return Task(name=name, kind="completion", prompt=f"{{{PROMPT}}}\n", answer=f"{{{ANSWER}}}")
+    # As TRL names them; with a column `label` its completions are not all good ones.
+    answer = COMPLETION if isinstance(values.get(COMPLETION), str) and LABEL not in found else ANSWER
+    if PROMPT in values and answer in values:
+        return Task(name=name, kind="completion", prompt=f"{{{PROMPT}}}\n", answer=f"{{{answer}}}")
     if TEXT not in values:
         raise BadRequest(
             f"{source.path} has no column {TEXT!r} (its columns: {', '.join(columns)}); name it with --map "

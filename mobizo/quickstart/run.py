@@ -150,7 +150,8 @@ def _add_base(site: Site, source: str, names: Set[str]) -> str:
 def _show_data(data: CheckedData, console: Console) -> None:
     origin = "suggested by the file's columns" if data.suggested else "as given"
     console.print(f"[bold]task[/bold] {data.task.name}, {origin}:", soft_wrap=True)
-    for line in (*task_lines(data.task), *data.check.lines()):
+    repeated = [f"{data.duplicates} records of the file repeat others and are left out"] if data.duplicates else []
+    for line in (*task_lines(data.task), *data.check.lines(), *repeated):
         console.print(f"  {line}", markup=False, soft_wrap=True)
 
 

@@ -165,7 +165,7 @@ def test_a_split_that_training_cannot_use_is_refused(store, source, count, share
 
 def test_a_task_that_most_records_do_not_fit_is_refused_without_their_text(store, source):
     bad = [(f"secret {number}", "spam") for number in range(150)]
-    reason = "field 'label' has a text that the task does not know"
+    reason = "field 'label' is blank or has a text that the task does not know"
     with pytest.raises(InvalidDataset, match=f"100 of 250 records fit task 'sst2'.*150: {reason}") as error:
         add(store, Addition(name="a", sources=[source([*ROWS, *bad])], task=TASK))
     assert "secret" not in error.value.detail

@@ -79,6 +79,7 @@ def test_a_batch_has_a_row_for_every_answer(tmp_path, labels, batch):
     [
         ({"text": "A long day."}, "text"),
         ({"prompt": "Two and two?", "answer": "Four, I believe."}, "completion"),
+        ({"prompt": "Two and two?", "completion": "Four, I believe."}, "completion"),
         ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}, "messages"),
         ({"prompt": "Two and two?", "chosen": "Four, I think.", "rejected": "What?"}, "preference"),
     ],
@@ -86,8 +87,10 @@ def test_a_batch_has_a_row_for_every_answer(tmp_path, labels, batch):
 def test_records_without_labels_teach_to_write(tmp_path, record, kind):
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(record | {"number": number}) + "\n" for number in range(40)))
+    with path.open("a") as file:
+        file.write(path.read_text().splitlines(keepends=True)[0])
     data = check(path)
-    assert (data.task.kind, data.suggested, data.check.fitting) == (kind, True, 40)
+    assert (data.task.kind, data.suggested, data.check.fitting, data.duplicates) == (kind, True, 40, 1)
     assert data.check.suggested_answer == (8 if kind in ("completion", "preference") else None)
 
 
@@ -149,6 +152,7 @@ def test_the_options_of_the_file(tmp_path):
     ("labels", "answers"),
     [
         (("yes", "yes ", "no"), [" no", " yes"]),
+        (("yes", "yes", "yes\u200b", "no"), [" no", " yes"]),
         (("Yes", "yes", "yes", " YES", "no"), [" no", " yes"]),
         (("1.0", "0.0"), [" 0", " 1"]),
         (("Maße", "Masse", "maße"), [" Masse", " Maße"]),  # two words
