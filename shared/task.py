@@ -72,7 +72,7 @@ class Task(StrictModel):
     completion  `prompt` and `answer`, both templates; training counts the answer's tokens. A field of `answer` may hold
                 a list of texts, all of them right: training uses the first, and a text metric takes the best of them
     messages    a conversation in field `messages_field`, a list of objects with `role` and `content` as OpenAI's API
-                and TRL write them; training counts the assistant's turns
+                and TRL write them, or ShareGPT; training counts the assistant's turns
     text        `answer`, a template, is a document; training counts every token
     preference  `prompt`, `answer` (default {chosen}) and `rejected` (default {rejected}), all templates: training makes
                 the answer more likely and the rejected text less likely (recipe loss dpo). Without `rejected`, the

@@ -242,6 +242,7 @@ def read_messages(task: Task, record: Mapping[str, Any], location: str) -> list[
 
     Every message has a role and its content as one text, which is empty for a turn that only calls tools. Of its other
     fields those that are neither null nor an empty list are kept. The role `developer` is the newer name of `system`.
+    The names of ShareGPT's files are read too: `from` (`human`, `gpt`) and `value`.
 
     Raises InvalidDataset, naming `location`, for anything but a list of messages with a known role and a text, and for
     a conversation without a turn of the assistant to learn from.
@@ -259,6 +260,7 @@ def _conversation(messages: list[Any], location: str) -> list[dict[str, Any]]:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
             raise InvalidDataset(f"{location}: message {number} must be an object with role and content, both texts")
+        message = _named_as_openai(message)
         role = "system" if message.get("role") == "developer" else message.get("role")
         text = message_text(message.get("content"))
         if text is None and role == "assistant" and message.get("content") in (None, []) and message.get("tool_calls"):
@@ -272,6 +274,15 @@ def _conversation(messages: list[Any], location: str) -> list[dict[str, Any]]:
     if not any(map(is_learned, conversation)):
         raise InvalidDataset(f"{location}: the conversation has no turn of the assistant to learn from")
     return conversation
+
+
+def _named_as_openai(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message with `role` and `content`, which ShareGPT's conversations call `from` and `value`."""
+    if "role" in message or "from" not in message:
+        return message
+    names, author = {"from": "role", "value": "content"}, str(message["from"])
+    renamed = {names.get(name, name): value for name, value in message.items()}
+    return renamed | {"role": {"human": "user", "gpt": "assistant"}.get(author, author)}
 
 
 def is_learned(message: Mapping[str, Any]) -> bool:

@@ -30,6 +30,7 @@ from shared.task_templates import named_task
 
 TEXT, LABEL = "text", "label"
 PROMPT, ANSWER, COMPLETION, MESSAGES = "prompt", "answer", "completion", "messages"
+CONVERSATIONS = "conversations"  # of files in ShareGPT's form
 CHOSEN, REJECTED = "chosen", "rejected"
 SPLITS = (SplitRule().text, "80/20", "100")  # the first one whose splits all have records is used
 MAX_LABELS = 16  # of a suggested task
@@ -152,9 +153,10 @@ def check_data(options: FileOptions, home: AgentHome, tokenizer: Tokenizer | Non
 def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
     """Returns the task that the records' fields suggest.
 
-    Conversations for `messages`, preferences for `chosen` and `rejected`, completions for `prompt` with `answer` or
-    `completion`, whole texts for `text` alone, and a choice between the labels for `text` with `label`. Raises
-    BadRequest for other fields, and InvalidDataset without records.
+    Conversations for `messages` or `conversations`; preferences for `chosen` and `rejected`, or for `prompt` and
+    `completion` with a `label` that is true or false; completions for `prompt` with `answer` or `completion`; whole
+    texts for `text` alone; and a choice between the labels for `text` with `label`. Raises BadRequest for other fields,
+    and InvalidDataset without records.
     """
     columns, found = dict[str, None](), set[str]()
     values: dict[str, Any] = {}  # of the fields that are not blank
@@ -170,11 +172,13 @@ def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
     fields.check_columns(source.path, found, columns)
     if TEXT in found and TEXT not in values:
         raise InvalidDataset(f"column {fields.columns.get(TEXT, TEXT)!r} of {source.path} is blank; map another one")
-    if isinstance(values.get(MESSAGES), list):
-        return Task(name=name, kind="messages")
+    for field in (MESSAGES, CONVERSATIONS):
+        if isinstance(values.get(field), list):
+            return Task(name=name, kind="messages", messages_field=field)
     if CHOSEN in values and REJECTED in values:
         return Task(name=name, kind="preference")
-    # As TRL names them; with a column `label` its completions are not all good ones.
+    if PROMPT in values and COMPLETION in values and isinstance(values.get(LABEL), bool):
+        return Task(name=name, kind="preference", answer=f"{{{COMPLETION}}}")
     answer = COMPLETION if isinstance(values.get(COMPLETION), str) and LABEL not in found else ANSWER
     if PROMPT in values and answer in values:
         return Task(name=name, kind="completion", prompt=f"{{{PROMPT}}}\n", answer=f"{{{answer}}}")

@@ -81,6 +81,7 @@ def test_a_batch_has_a_row_for_every_answer(tmp_path, labels, batch):
         ({"prompt": "Two and two?", "answer": "Four, I believe."}, "completion"),
         ({"prompt": "Two and two?", "completion": "Four, I believe."}, "completion"),
         ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}, "messages"),
+        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}, "messages"),
         ({"prompt": "Two and two?", "chosen": "Four, I think.", "rejected": "What?"}, "preference"),
     ],
 )
@@ -165,6 +166,14 @@ def test_labels_that_mean_the_same_are_offered_once(tmp_path, labels, answers):
     data = check(write_csv(tmp_path / "a.csv", 60, labels=labels))
     assert [answer.text for answer in data.task.answers] == answers
     assert data.check.fitting == 60
+
+
+def test_rated_completions_teach_a_preference(tmp_path):
+    path = tmp_path / "rated.jsonl"
+    records = [{"prompt": f"Day {number}?", "completion": "Bright.", "label": number % 3 > 0} for number in range(40)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    data = check(path)
+    assert (data.task.kind, data.task.preference_loss, data.check.fitting) == ("preference", "kto", 40)
 
 
 def test_a_task_is_suggested_by_fields_that_the_first_record_lacks(tmp_path):

@@ -194,7 +194,7 @@ def test_a_conversation_that_the_template_refuses_does_not_fit(tokenizer, recipe
         record_encoder.encode({"messages": messages}, "f:1")
 
 
-def test_messages_are_read_as_openai_and_trl_write_them(tokenizer, recipe):
+def test_messages_are_read_as_others_write_them(tokenizer, recipe):
     record_encoder, _, _ = chat_encoder(tokenizer, recipe, TEMPLATE)
     calls = [{"id": "1", "type": "function", "function": {"name": "w", "arguments": "{}"}}]
     parts = [{"type": "text", "text": "It "}, {"type": "text", "text": "rains."}]
@@ -203,7 +203,7 @@ def test_messages_are_read_as_openai_and_trl_write_them(tokenizer, recipe):
         {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
         {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls},
         {"role": "tool", "tool_call_id": "1", "content": "rain"},
-        {"role": "assistant", "content": "No idea.", "weight": 0},
+        {"from": "gpt", "value": "No idea.", "weight": 0},  # of ShareGPT
         {"role": "assistant", "content": parts, "weight": 1},
     ]
     (example,) = record_encoder.encode({"messages": messages}, "f:1")
