@@ -86,13 +86,13 @@ METHODS = (
         "exact gradients",
         Adapter.GRADIENTS,
         RecipeSettings(effective_batch=8, **EXACT),
-        TrainingSettings(steps=80, lr=3e-3, schedule="cosine", evaluation_interval=80),
+        TrainingSettings(steps=80, lr=3e-3, schedule="cosine", evaluation_interval=40),
     ),
     Method(
         "forward passes only",
         Adapter.FORWARD,
         RecipeSettings(alpha=8, queries=512, effective_batch=2, **FORWARD),
-        TrainingSettings(steps=200, lr=1e-2, schedule="cosine", eps=2e-2, evaluation_interval=200),
+        TrainingSettings(steps=200, lr=1e-2, schedule="cosine", eps=2e-2, evaluation_interval=100),
         calibrated=True,
     ),
 )
